@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.errors import BadValue, HeadwaterError
+from headwater.errors import BadValue, HeadwaterError, TableError
 from headwater.lake.executors import LakeAccess
 from headwater.log.hiding import hide_columns
 from headwater.log.values.decode import decode_copy_rows, mark_lost_in_partitions
@@ -58,6 +58,11 @@ _UNTRANSLATABLE = (
     psycopg.errors.UntranslatableCharacter,
     psycopg.errors.CharacterNotInRepertoire,  # of a SQL_ASCII database: the bytes are not UTF-8
 )
+_SNAPSHOT_TOO_OLD = "72000"  # up to 16, by old_snapshot_threshold
+_VALUES = ("22", "2F", "38", "39", "P0")
+"""Classes of SQLSTATE: an expression, as of the row filter, or a type's own function has failed over a value."""
+_STORAGE = ("54", "58P01", "XX")
+"""What is stored is damaged, is missing, or is more than the server can send."""
 _HEADER = 11 + 4
 CHANGED = "HEADWATER_TABLE_CHANGED"
 BAD_VALUE = "HEADWATER_BAD_VALUE"
@@ -163,7 +168,8 @@ class UnitReader:
     @contextlib.contextmanager
     def at_snapshot(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[None]:
         """A transaction under the snapshot that holds the unit's relation as it was at the capture point, or
-        TableChanged."""
+        TableChanged. UnfitValue where the server itself cannot read what the relation holds: nothing else is lost
+        with it."""
         try:
             with reading.transaction():
                 self._begin(reading, unit)
@@ -178,13 +184,19 @@ class UnitReader:
             raise TableChanged(
                 f"{CHANGED}: reading a part of it was cancelled, or took longer than {UNIT_SECONDS:g} s"
             ) from error
-
-    def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
-        try:
-            with self.at_snapshot(reading, looking, unit):
-                yield from self._copy(reading, unit)
         except _UNTRANSLATABLE as error:
             raise UnfitValue(f"{BAD_VALUE}: {json.dumps({'column': None, 'key': ''})}") from error
+        except psycopg.Error as error:
+            if error.sqlstate == _SNAPSHOT_TOO_OLD:
+                raise TableChanged(f"{CHANGED}: the server has given its snapshot up") from error
+            why = _unreadable(error)
+            if not why:
+                raise
+            raise UnfitValue(f"{BAD_VALUE}: {json.dumps({'column': None, 'key': '', 'unreadable': why})}") from error
+
+    def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
+        with self.at_snapshot(reading, looking, unit):
+            yield from self._copy(reading, unit)
 
     def _begin(self, reading: Connection, unit: Unit) -> None:
         reading.execute("set transaction isolation level repeatable read, read only")
@@ -288,9 +300,26 @@ def why_changed(text: str) -> str:
     return text.split(CHANGED + ": ", 1)[1].splitlines()[0]
 
 
-def bad_value(text: str, table: str, schema: TableSchema) -> BadValue:
+def _unreadable(error: psycopg.Error) -> str:
+    """Why the server cannot read a relation's rows, which no other relation has to do with; empty: it is something
+    else. What it says of a value may quote it, so that then only the condition's name is told."""
+    state = error.sqlstate or ""
+    if state.startswith(_STORAGE):
+        return f"{error.diag.message_primary} (SQLSTATE {state})"
+    return f"{type(error).__name__} (SQLSTATE {state})" if state.startswith(_VALUES) else ""
+
+
+def bad_value(text: str, table: str, schema: TableSchema) -> TableError:
     """The error that a Spark exception's text with BAD_VALUE in it tells of."""
     found = json.loads(text.split(BAD_VALUE + ": ", 1)[1].splitlines()[0])
+    if "unreadable" in found:
+        where = f"; its row filter is {schema.where}" if schema.where else ""
+        return TableError(
+            f"the source cannot read its rows: {found['unreadable']}{where}",
+            code="unreadable",
+            where=table,
+            remedy=f"put it right at the source, then headwater load PIPELINE.yaml --table {table} --again",
+        )
     if found["column"] is None:
         return BadValue(
             "it holds a text that is not UTF-8, or has a character that UTF-8 does not have: the server cannot send it",

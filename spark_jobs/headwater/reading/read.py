@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwater.columns.selection import as_registered, registered_columns
-from headwater.errors import BadValue, Refused, Transient
+from headwater.errors import Refused, Transient
 from headwater.lake import cuts
 from headwater.lake.registry import Registry
 from headwater.names import TableName
@@ -86,7 +86,7 @@ def _read_at_source(
             wanted = tables[name].get("partitions")
             schema = whole.with_leaves(_wanted(whole.leaves, wanted) if wanted is not None else whole.leaves)
             rows = rows_at(spark, pipeline, connection, schema.without_marks(), capture.snapshot_id, signatures)
-            frames[name] = _brought(rows.selectExpr("*", *LIVING) if schema.soft_delete else rows, name)
+            frames[name] = _brought(rows.selectExpr("*", *LIVING) if schema.soft_delete else rows, name, schema)
         if signature(connection, relations) != signatures:
             raise _Changed("a table was rewritten, truncated or altered while it was read")
     log.warning(
@@ -106,13 +106,13 @@ def _wanted(leaves: tuple[Leaf, ...], wanted: Mapping[str, int]) -> tuple[Leaf, 
     return tuple(leaf for leaf in leaves if leaf.relation_id in ids)
 
 
-def _brought(rows: DataFrame, name: str) -> DataFrame:
+def _brought(rows: DataFrame, name: str, schema: TableSchema) -> DataFrame:
     """`rows` as they are now, without the way on which they came."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from headwater.lake.executors import lacking
-    from headwater.load.units import BAD_VALUE, CHANGED
+    from headwater.load.units import BAD_VALUE, CHANGED, bad_value
 
     try:
         return rows.localCheckpoint(eager=True)
@@ -120,11 +120,7 @@ def _brought(rows: DataFrame, name: str) -> DataFrame:
         if CHANGED in str(error):
             raise _Changed(f"{name} was rewritten, truncated or altered while it was read") from error
         if BAD_VALUE in str(error):
-            raise BadValue(
-                "the source holds a value that the lake's type cannot hold",
-                where=name,
-                remedy="set on_bad_value for its column, and load the table again",
-            ) from error
+            raise bad_value(str(error), name, schema) from error
         if (problem := lacking(str(error))) is not None:
             raise problem from error
         raise

@@ -33,7 +33,7 @@ from headwater.lake.registry import Registry, TableRecord
 from headwater.load.driver_answers import is_running
 from headwater.load.source_rows import extents
 from headwater.load.turns import SideBySide
-from headwater.load.units import BAD_VALUE, CHANGED, LOCK_SECONDS, TableChanged, UnfitValue, why_changed
+from headwater.load.units import BAD_VALUE, CHANGED, LOCK_SECONDS, TableChanged, UnfitValue, bad_value, why_changed
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
@@ -332,7 +332,7 @@ class _Table:
                 why = str(moved).removeprefix(CHANGED + ": ")
             except (PySparkException, UnfitValue) as error:
                 if BAD_VALUE in str(error):
-                    raise _NotCompared("the source holds a value that the lake's type cannot hold") from error
+                    raise _NotCompared(bad_value(str(error), self.name, schema).message) from error
                 if CHANGED not in str(error):
                     self._refuse_lost()
                     raise

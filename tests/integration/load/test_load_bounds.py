@@ -131,6 +131,21 @@ def test_batches_of_wide_rows_have_fewer_of_them(
             assert [batch.num_rows for batch in reader.rows_of([whole])] == [10] * 9 + [5]
 
 
+def test_a_table_that_the_source_cannot_read_is_suspended_alone(database: Database, tmp_path: Path) -> None:
+    database.allow_publishing()
+    names = ["public.a", "public.b", "public.c"]
+    for name in names:
+        database.execute(f"create table {name} (id int primary key, v int)", f"insert into {name} values (1, 0)")
+    odd = {"name": names[1], "insert_only": True, "where": "100 / v > 5"}
+    pipeline = write_pipeline(tmp_path, database, names[0], odd, names[2], load={"connections": 1})
+    states = [table["state"] for table in load(pipeline)["tables"].values()]
+    assert states == ["catching up", "suspended", "catching up"]
+    record = record_of(pipeline, names[1])
+    assert record.reason.startswith("the source cannot read its rows: DivisionByZero (SQLSTATE 22012)")
+    database.execute(f"delete from {names[1]}", f"insert into {names[1]} values (1, 10)")
+    assert load_tables(pipeline, names[1], again=True)["tables"][names[1]]["rows"] == 1
+
+
 def test_a_table_that_cannot_be_replicated_keeps_no_other_from_being_loaded_again(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import psycopg
 import pytest
 
 from headwater.errors import HeadwaterError
 from headwater.lake.registry import TableRecord
-from headwater.load.units import BAD_VALUE, bad_value
+from headwater.load.units import BAD_VALUE, _unreadable, bad_value
 from headwater.log.net.decoded import _refuse_bad
 from headwater.log.values.decode import DecodedTuples
 from headwater.reload.stored_rows import PartitionTexts
@@ -47,3 +48,20 @@ def test_the_column_in_the_remedy_keeps_its_double_quotes_in_yaml(refuse: Callab
     with pytest.raises(HeadwaterError) as caught:
         refuse()
     assert """set on_bad_value: {'"Created"': "null"}""" in caught.value.remedy
+
+
+@pytest.mark.parametrize("state", ["XX001", "XX000", "58P01", "54000", "22012", "38000", "P0001"])
+def test_what_is_wrong_with_rows_is_their_tables_own(state: str) -> None:
+    assert state in _unreadable(failure(state))
+
+
+@pytest.mark.parametrize("state", ["57P01", "58030", "53200", "40001", "42501", None])
+def test_an_outage_is_no_fault_of_a_table(state: str | None) -> None:
+    assert _unreadable(failure(state)) == ""
+
+
+def failure(state: str | None) -> psycopg.Error:
+    """As a server's error with this SQLSTATE is."""
+    error = psycopg.Error()
+    error.sqlstate = state
+    return error
