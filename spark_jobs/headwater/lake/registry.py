@@ -10,8 +10,9 @@ A record is on disk when its write returns: a power cut may take the newest epoc
 A reader takes older formats as they are; the first writer stores every record in its own format, at once: from then on
 no older Headwater opens the lake and misses what it does not know.
 
-Who sets a table's state: `load` new -> loading -> catching up; `replicate` catching up -> active, any ->
-suspended, and suspended -> catching up when its attached partitions were reloaded; `load --again` suspended -> loading.
+Who sets a table's state: `load` new (it is published from now on) -> loading -> catching up; `replicate` catching up ->
+active, any -> suspended, and suspended -> catching up when its attached partitions were reloaded; `load --again`
+suspended -> loading.
 "removed" is set when a table has left the pipeline file. A running driver follows all of it within a second
 (`headwater.replicate.beside.following`), so each record has one writer at a time.
 """

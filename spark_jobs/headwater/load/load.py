@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headwater.columns.hidden import refuse_two_keys
@@ -27,7 +28,7 @@ from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
-from headwater.lake.registry import PipelineRecord, Registry
+from headwater.lake.registry import PipelineRecord, Registry, TableRecord
 from headwater.lake.reload_records import load_name
 from headwater.load.connections import connections_for
 from headwater.load.copy import Copy, copy_whole
@@ -333,6 +334,7 @@ def _prepare_source(
             # In the same commit: once the pipeline starts behind the gap, no table may be taken for whole.
             *(record.entered("loading", gap) for record in loaded.values() if gap),
         )
+    _register(registry, wanted)
     barrier, members = 0, []
     both = (source.publication, inserts_name(source.publication))
     for insert_only, (publication, other) in enumerate((both, (both[1], both[0]))):
@@ -350,6 +352,21 @@ def _prepare_source(
     if barrier:
         wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
     return memberships, slot.confirmed_lsn
+
+
+def _register(registry: Registry, tables: Sequence[CatalogTable]) -> None:
+    """What is published is known before: a driver looks after the keys of those that it knows, also when this load ends
+    before their turn comes. Without its key a published table cannot be updated at the source."""
+    new = []
+    for table in tables:
+        known = registry.tables.get(str(table.name))
+        is_unknown = known is None or known.state in ("new", "removed")
+        if is_unknown and not (known and known.schemas and known.schema.relation_id == table.schema.relation_id):
+            before = known or TableRecord(str(table.name), table.name.path, "new")
+            record = replace(before.entered("new", "it has not been loaded"), schemas=((0, table.schema),))
+            new.append(replace(record, membership=None, capture=None))
+    if new:
+        registry.write(*new)
 
 
 def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:

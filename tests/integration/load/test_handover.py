@@ -328,6 +328,30 @@ def rewritten(source: Source, handed_over: Pipeline) -> Pipeline:
     return pipeline
 
 
+def test_a_table_that_was_published_by_a_load_that_ended_there_keeps_its_writers(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(*[f"create table {name} (id int primary key)" for name in ("a", "b")], "insert into b values (1)")
+    database.allow_publishing()
+    pipeline_in_step(tmp_path, database, "public.a")
+    pipeline = write_pipeline(tmp_path, database, "public.a", "public.b", load={"wait_for_old_transactions": "0.1s"})
+    published = "select tablename from pg_publication_tables where tablename = 'b'"
+    with following(pipeline) as running:
+        with database.connect(autocommit=False) as open_one:
+            open_one.execute("insert into a values (2)")
+            with pytest.raises(Transient) as late:
+                load(pipeline)
+        assert late.value.code == "old_transactions"
+        assert database.query(published)
+        assert record_of(pipeline, "public.b").state == "new"
+        database.execute("insert into b values (2)", "alter table b drop constraint b_pkey")
+        until(lambda: not database.query(published) or running.done(), "the driver takes it out of the publication")
+        database.execute("update b set id = 3 where id = 2", "alter table b add primary key (id)")
+        load(pipeline)
+        until(lambda: record_of(pipeline, "public.b").state == "active" or running.done(), "it is in step")
+        assert_equal(database, pipeline, "public.a", "public.b")
+
+
 def _others_beside_the_load(pipeline: Pipeline) -> None:
     """Another load is refused, a driver goes on with the other tables."""
     with pytest.raises(LostLease) as refused:
