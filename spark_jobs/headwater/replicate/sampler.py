@@ -27,7 +27,7 @@ from headwater.replicate.pending import Pending
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.takeover.succession import SuccessorWatch
-from headwater.source.connection import Connection, connect, primary_position
+from headwater.source.connection import Connection, connect, primary_position, says_it_stops
 from headwater.source.samples import Sample, emit_marker, take_sample
 from headwater.source.settings import standby_problems
 
@@ -112,7 +112,7 @@ class Sampler:
                     # A server that shuts down ends this session first; one that is only slow keeps it.
                     if connection is None or connection.closed:
                         connection = None
-                        self._reader.server_is_going()
+                        self._reader.no_session(stops=says_it_stops(error))
                 self._say(say)
         except Fenced as error:
             self.failure = error

@@ -69,6 +69,7 @@ _LIBPQ_HINT = re.compile(r"\s*Is the server running [^?]*\?")
 _admitted: set[str] = set()
 """Where a server has let this process in. A password that it refuses later was changed: the next try may bring the new
 one, while a person has to correct one that was never right."""
+_SHUTTING_DOWN, _NOBODY_LISTENS, _ANSWERED = "the database system is shutting down", "Connection refused", "FATAL:"
 _CANCELLED = {"57014": "timeout", "55P03": "lock_timeout", "25P03": "timeout", "25P04": "timeout"}
 
 
@@ -131,6 +132,13 @@ def connect(
     if connection is not None:
         connection.close()
     raise failure
+
+
+def says_it_stops(failure: Exception) -> bool:
+    """Whether a failed `connect` means that the server goes: it says so, or nobody listens at any of its addresses. One
+    that admits no more sessions, or not this role, may go on for long."""
+    told = str(failure)
+    return _SHUTTING_DOWN in told or (_NOBODY_LISTENS in told and _ANSWERED not in told)
 
 
 class Session:

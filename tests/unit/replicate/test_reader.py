@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 import time
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 
 from headwater.errors import HeadwaterError, SourceChanged
+from headwater.log.hiding import Hiding
 from headwater.replicate.reader import handle, process
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.reader.process import Ended, LogProgress, ReaderOptions
-from headwater.source.stream import LogSource
+from headwater.source.stream import ConnectionLost, Keepalive, LogSource
 
-SLOT, LEDGER = 500, 1000
+SLOT, LEDGER, AHEAD = 500, 1000, 5000
 
 
 class Stream:
@@ -28,6 +30,7 @@ class Stream:
     walsender = 1
     confirmed: list[int]
     stands_at: int | None
+    asks = False
 
     def __init__(self, conninfo: str) -> None:
         pass
@@ -41,8 +44,8 @@ class Stream:
     def confirm(self, lsn: int, *, ask: bool = False) -> None:
         self.confirmed.append(lsn)
 
-    def receive(self, messages: list[bytes], size: int) -> None:
-        return None
+    def receive(self, messages: list[bytes], size: int) -> Keepalive:
+        return Keepalive(AHEAD, self.asks)
 
     def wait_readable(self, seconds: float, *_: int) -> None:
         time.sleep(min(seconds, 0.01))
@@ -106,6 +109,27 @@ def test_a_slot_that_another_driver_has_moved_while_this_one_started_is_no_gap(
     with pytest.raises(HeadwaterError) as refused:
         reader.run()
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("stops", "asks", "dropped"),
+    [(False, False, False), (None, True, False), (True, False, True), (False, True, True)],
+    ids=["the server is full", "a short wal_sender_timeout", "it says that it stops", "it asks, and takes no session"],
+)
+def test_a_log_connection_is_dropped_only_for_a_server_that_stops(
+    reading: Any, monkeypatch: pytest.MonkeyPatch, stops: bool | None, asks: bool, dropped: bool
+) -> None:
+    monkeypatch.setattr(process, "SHUTDOWN_PATIENCE", 0.0)
+    monkeypatch.setattr(Stream, "asks", asks)
+    reader, control = reading(("7", 2))
+    reader._heard = reader._driver_heard = reader._fed_back = reader._told = reader._looked = time.monotonic()
+    control.send(("hide", (1, Hiding())))
+    control.send(("read on", 0))
+    if stops is not None:
+        control.send(("no session", stops))
+    with pytest.raises(ConnectionLost, match="waits to shut down") if dropped else contextlib.nullcontext():
+        for _ in range(5):
+            reader._round(Stream(""))
 
 
 def test_what_the_driver_cannot_take_in_ends_it_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:

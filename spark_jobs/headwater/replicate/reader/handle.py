@@ -185,9 +185,10 @@ class LogReader:
                 self.started_again = 0
         self._child.tell("read on", started_again)
 
-    def server_is_going(self) -> None:
-        """The server is shutting down: confirm what is left within the patience, else drop the connection."""
-        self._child.tell("server is going")
+    def no_session(self, *, stops: bool) -> None:
+        """The server has ended a SQL session, or admits none. `stops`: since it shuts down: what is left is confirmed
+        within the patience, else the connection is dropped. If that is not known, the log connection tells."""
+        self._child.tell("no session", stops)
 
     def _receive(self) -> None:
         ended = Ended(SourceUnreachable("the log reader process died", where="reader", remedy="run replicate again"))

@@ -12,6 +12,7 @@ the connection when the server waits for a confirmation that does not come in ti
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -35,6 +36,8 @@ CHUNK_BYTES: Final = 4 << 20
 FEEDBACK_SECONDS: Final = 1.0
 SHUTDOWN_PATIENCE: Final = 4.0
 DRIVER_SILENCE: Final = 20.0
+_SESSION_SECONDS: Final = 15.0
+"""The driver asks for a session each second, and gives up an attempt after ten."""
 _ASLEEP_SECONDS: Final = 2.0
 """Two looks at the driver are never so far apart, unless this process stood still."""
 _FIRST_BACKOFF: Final = 0.1
@@ -153,6 +156,7 @@ class _Reader:
         self._wal_end = options.start_lsn
         self._reported = 0
         self._server_waits_since: float | None = None
+        self._no_session = -math.inf  # when the driver last found that the server admits no session
         self._shipped = 0.0
         self._messages, self._moments = 0, 0.0  # of the open chunk: how many, and the sum of their moments of arrival
         self._framed = 0
@@ -322,6 +326,9 @@ class _Reader:
                 self._ship()
             if self._server_waits_since is None:
                 self._tell(reply_wanted=True)
+                # Either alone is no shutdown: a full server refuses sessions, a short wal_sender_timeout asks as well.
+                if self._heard - self._no_session < _SESSION_SECONDS:
+                    self._server_waits_since = self._heard
 
     def _position(self) -> int:
         """Everything committed up to here was received; valid while no transaction is half received."""
@@ -367,8 +374,10 @@ class _Reader:
                 self._data.send(Hides(number))
             elif word == "read on":
                 self._may_read = value
-            elif word == "server is going":
-                self._server_waits_since = self._server_waits_since or time.monotonic()
+            elif word == "no session":
+                self._no_session = time.monotonic()
+                if value:
+                    self._server_waits_since = self._server_waits_since or self._no_session
             elif word == "stop":
                 self._feed_back(stream, ask=False)
                 self._stop = True
