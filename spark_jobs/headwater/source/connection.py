@@ -42,6 +42,7 @@ _SESSION: dict[str, str] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "row_security": "off",
+    "default_transaction_read_only": "off",  # as a role that reads may have it: publications are ours to change
     "idle_in_transaction_session_timeout": "0",
     # Leases and loads have sessions that say nothing for hours.
     "idle_session_timeout": "0",
