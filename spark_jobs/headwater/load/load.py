@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.columns.hidden import refuse_two_keys
 from headwater.columns.log_format import may_be_binary
-from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
+from headwater.errors import DamagedLake, LostLease, Refused, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
@@ -312,7 +312,8 @@ def _prepare_source(
     if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond or is_older):
         drop_slot(connection, source.slot)
         slot = None
-    made_slot = slot is None or (known is not None and known.made_slot and known.slot == source.slot)
+    is_new = slot is None
+    made_slot = is_new or (known is not None and known.made_slot and known.slot == source.slot)
     slot = slot or create_slot(connection, source.slot, source.failover, pipeline.load.wait_for_old_transactions)
     if known is None or gap:
         now = identify(connection)
@@ -335,16 +336,12 @@ def _prepare_source(
             *(record.entered("loading", gap) for record in loaded.values() if gap),
         )
     _register(registry, wanted)
-    barrier, members = 0, []
-    both = (source.publication, inserts_name(source.publication))
-    for insert_only, (publication, other) in enumerate((both, (both[1], both[0]))):
-        joining = [t for t in wanted if t.schema.insert_only == bool(insert_only)]
-        if joining:
-            names = [t.name for t in joining]
-            for name in published_tables(connection, other).intersection(names):
-                remove_table(connection, other, name)  # it was insert-only before, or is from now on
-            barrier = max(barrier, add_tables(connection, publication, names, parts=parts))
-            members += [Registered(t.name, t.schema.relation_id, publication) for t in joining]
+    try:
+        barrier, members = _publish(connection, source.publication, wanted, parts)
+    except Refused:
+        if known is None and is_new:  # nothing can be loaded before that is put right, and nobody would read it
+            drop_slot(connection, source.slot)
+        raise
     reach("load.after_publication")
     # Read before the wait, which is for every transaction that has an id when it begins: it is these memberships
     # that the log tells everything of. A later one is noticed by whoever compares, also where there is none now (0).
@@ -352,6 +349,27 @@ def _prepare_source(
     if barrier:
         wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
     return memberships, slot.confirmed_lsn
+
+
+def _publish(
+    connection: Connection,
+    publication: str,
+    tables: Sequence[CatalogTable],
+    parts: Mapping[TableName, PublishedPart],
+) -> tuple[int, list[Registered]]:
+    """The tables join `publication`, or its companion for inserts. As `add_tables` gives it, 0 for none; and what the
+    log tells of from now on."""
+    barrier, members = 0, []
+    both = (publication, inserts_name(publication))
+    for insert_only, (one, other) in enumerate((both, (both[1], both[0]))):
+        joining = [t for t in tables if t.schema.insert_only == bool(insert_only)]
+        if joining:
+            names = [t.name for t in joining]
+            for name in published_tables(connection, other).intersection(names):
+                remove_table(connection, other, name)  # it was insert-only before, or is from now on
+            barrier = max(barrier, add_tables(connection, one, names, parts=parts))
+            members += [Registered(t.name, t.schema.relation_id, one) for t in joining]
+    return barrier, members
 
 
 def _register(registry: Registry, tables: Sequence[CatalogTable]) -> None:

@@ -11,7 +11,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import headwater
-from fixtures.jobs import catch_up, contents, following, lake_path_of, lake_rows, load_tables, record_of, source_rows
+from fixtures.jobs import (
+    catch_up,
+    contents,
+    following,
+    lake_path_of,
+    lake_rows,
+    load_tables,
+    record_of,
+    source_rows,
+    states_of,
+)
 from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
@@ -23,6 +33,8 @@ from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline
 from headwater.reload.reload import reload
+from headwater.source.connection import connect
+from headwater.source.publication.publication import ensure_publications
 from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
@@ -387,12 +399,28 @@ def test_a_part_that_cannot_be_published_is_refused_and_nothing_changes(
     assert refused.value.code in (code, "check_failed")
     assert database.query("select from pg_publication_rel") == []
     found = [problem.code for problem in check(pipeline).problems if problem.is_error]
-    if "random" in options.get("where", ""):  # only publishing it shows that
-        assert found == []
-    else:
-        assert code in found
-        assert database.query(f"select from pg_replication_slots where slot_name = '{pipeline.source.slot}'") == []
+    assert code in found
+    assert database.query(f"select from pg_replication_slots where slot_name = '{pipeline.source.slot}'") == []
+    assert database.query("select from pg_publication") == []
     database.execute("update people set name = 'goes on'")
+
+
+def test_a_first_load_that_the_server_refuses_to_publish_leaves_no_slot(database: Database, tmp_path: Path) -> None:
+    database.allow_publishing()
+    database.execute(*SOURCE)
+    pipeline = write_pipeline(tmp_path, database, {"name": PEOPLE, "where": "id > random() * 10"})
+    with connect(database.conninfo) as connection:
+        ensure_publications(connection, pipeline.source.publication, pipeline="shop")
+    with database.superuser() as superuser:
+        superuser.execute(f"alter database {database.name} owner to current_user")
+        superuser.execute(f"revoke create on database {database.name} from {database.role}")
+        superuser.execute(f"grant connect, temporary on database {database.name} to {database.owner_role}")
+    assert check(pipeline).ok  # only publishing it shows that
+    with pytest.raises(Refused) as refused:
+        load_tables(pipeline)
+    assert refused.value.code == "bad_row_filter"
+    assert database.query(f"select from pg_replication_slots where slot_name = '{pipeline.source.slot}'") == []
+    assert states_of(load_tables(write_pipeline(tmp_path, database, PEOPLE))) == {PEOPLE: "catching up"}
 
 
 def test_a_virtual_column_is_none_that_a_column_list_lacks(

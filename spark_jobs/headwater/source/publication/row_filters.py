@@ -2,12 +2,13 @@
 
 The server writes an expression as it has understood it: `region in ('eu')` becomes `(region = 'eu'::text)`. Whether a
 published filter is the wanted one is asked of its planner, for which both have to be the same condition; that takes no
-right but SELECT. The columns that a filter names are those of a constraint of a temporary table, in a transaction that
-is rolled back.
+right but SELECT. The columns that a filter names are those of a constraint of a temporary table, and whether the server
+publishes it is asked by a publication, each in a transaction that is rolled back.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Final
 
@@ -19,6 +20,7 @@ from headwater.source.catalog.catalog import CatalogTable
 from headwater.source.catalog.identity import carried_columns
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error
+from headwater.source.publication.lock import LOCK_TIMEOUT_MS
 from headwater.source.publication.parts import PublishedPart
 
 _SCRATCH: Final = "headwater_row_filter"
@@ -45,6 +47,8 @@ def wanted_parts(
             wanted, published = table.entry.where, table.schema.row_filter
             same = published and _plan(connection, table, wanted) == _plan(connection, table, published)
             used = _columns_of(connection, table)
+            if not same:
+                _try_to_publish(connection, table)
         except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as reason:
             message = f"where is no condition that can be published: {reason.diag.message_primary}"
             problems.append(error("bad_row_filter", str(table.name), message, "correct it in the pipeline file"))
@@ -74,6 +78,17 @@ def _columns_of(connection: Connection, table: CatalogTable) -> list[str]:
     except pg.InsufficientPrivilege:  # no temporary tables for this role: the server judges when it publishes
         _plan(connection, table, table.entry.where)
         return []
+
+
+def _try_to_publish(connection: Connection, table: CatalogTable) -> None:
+    """What the server says of a publication of the table by its filter, which is never there. Nothing where the role
+    may not make one, or the table is locked: then it says so when the table is published."""
+    with (
+        contextlib.suppress(pg.InsufficientPrivilege, pg.LockNotAvailable),
+        connection.transaction(force_rollback=True),
+    ):
+        connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+        connection.execute(f"create publication {_SCRATCH} for table only {table.name} where ({table.entry.where})")
 
 
 def _unknown_at_updates(table: CatalogTable, used: Iterable[str]) -> list[Problem]:
