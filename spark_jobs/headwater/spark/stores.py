@@ -17,6 +17,7 @@ Delta's own log store for S3 would let two writers of the same moment succeed, w
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +39,9 @@ _AZURE_ENTRY: Final = tuple(
 _REDACTION: Final = "spark.redaction.regex"
 _REDACTED_BY_SPARK: Final = "(?i)secret|password|token|access[.]?key"
 """Spark's default: it would show the key of an Azure account."""
+_told: dict[str, Mapping[str, str]] = {}
+"""By bucket or account, what the JVM of this process was told last."""
+_telling = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,29 @@ def enter(session: SparkSession, place: str) -> None:
         if _GIVEN + name not in given and not (theirs and (_GIVEN + name).startswith(_AZURE_ENTRY))
     }
     _refuse_to_show(told, given.get(_REDACTION, _REDACTED_BY_SPARK), path)
-    for name, value in told.items():
-        conf.set(name, value)
+    store = "/".join(path.replace("s3://", "s3a://").split("/")[:3])
+    with _telling:
+        before, _told[store] = _told.get(store, told), told
+        for name in before.keys() - told.keys():
+            conf.unset(name)  # a token of keys that had one
+        for name, value in told.items():
+            conf.set(name, value)
+        if before != told:
+            _exchange_file_system(session, store, conf)
+
+
+def _exchange_file_system(session: SparkSession, store: str, conf: Any) -> None:
+    """Hadoop keeps a file system for each bucket, and that one keeps the keys that it was made with: another one takes
+    its place. It is not closed, since other threads may be reading by it. Executors of a cluster have their own."""
+    gateway: Any = session.sparkContext._gateway
+    file_systems, uri = gateway.jvm.org.apache.hadoop.fs.FileSystem, gateway.jvm.java.net.URI(store)
+    arguments = gateway.new_array(gateway.jvm.java.lang.Object, 3)
+    arguments[0], arguments[1], arguments[2] = uri, conf, file_systems.newInstance(uri, conf)
+    # If it were removed, a query that has the old keys could make it again.
+    methods = gateway.jvm.java.lang.Class.forName("org.apache.hadoop.fs.FileSystem").getDeclaredMethods()
+    put = next(method for method in methods if method.getName() == "addFileSystemForTesting")
+    put.setAccessible(True)
+    put.invoke(None, arguments)
 
 
 def _refuse_to_show(told: Mapping[str, str], redacted: str, path: str) -> None:

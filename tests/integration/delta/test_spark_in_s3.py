@@ -91,6 +91,14 @@ def test_a_commit_that_is_refused_because_of_itself_has_succeeded(found: dict[st
     assert "FileAlreadyExistsException" in another
 
 
+def test_a_session_reads_on_with_keys_that_were_exchanged_and_what_it_was_reading_goes_on(
+    found: dict[str, Any],
+) -> None:
+    failure, read_on, rows = found["keys exchanged"]
+    assert "AWSBadRequestException" in failure, "the keys of before are not used any more"
+    assert (read_on, rows) == ("{", 8)
+
+
 def test_no_secret_is_shown(found: dict[str, Any], events: Path, s3_server: S3Server) -> None:
     secret = s3_server.secret_key
     logged = "".join(file.read_text() for file in events.rglob("*") if file.is_file())
