@@ -8,6 +8,7 @@ again from what is there now.
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ from headwater.apply.made_ready import MadeReady
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import key_schema
-from headwater.delta import delta_log, entries
+from headwater.delta import delta_log, entries, storage
 from headwater.delta.commit_notes import USER_METADATA, note
 from headwater.delta.deletion_vectors import DamagedVector
 from headwater.delta.entries import EntryReplaced
@@ -44,8 +45,9 @@ from headwater.delta.partition_values import NameTooLong, too_long
 from headwater.delta.tables import commits_after, described
 from headwater.delta.whole import lost_file
 from headwater.errors import Fenced, ForeignWrite, TableError
-from headwater.lake.paths import staged_path
+from headwater.lake.paths import registry_path, staged_path
 from headwater.lake.registry import TableRecord
+from headwater.lake_root import is_remote
 from headwater.schema import TableSchema
 from headwater.spark.session import SparkOnDemand, for_thread, require_exclusive
 from headwater.spark.stores import no_commit
@@ -83,7 +85,7 @@ class Applier:
 
     def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
-        with damage_named(record.name, path):
+        with damage_named(record, path):
             return direct.obstacle(self._state(path, record, version).snapshot)
 
     def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
@@ -98,7 +100,7 @@ class Applier:
     ) -> tuple[npt.NDArray[np.bool_], Iterator[tuple[Int64, pa.Table]]]:
         """Which of `keys` have a row in the table at `path`, and the columns `wanted` of these rows, in parts: the
         numbers of their keys, and the rows."""
-        with damage_named(record.name, path):
+        with damage_named(record, path):
             state = self._state(path, record, version)
             places = state.find(encode(record.schema, keys))
         there = places != NOWHERE
@@ -110,7 +112,7 @@ class Applier:
         written by Spark."""
         if self.why_by_engine(record, path, version):
             return None
-        with damage_named(record.name, path):
+        with damage_named(record, path):
             return self._states[path].base(files, part=part)
 
     def has_counted(self, path: str, counters: Iterable[str]) -> bool:
@@ -129,7 +131,7 @@ class Applier:
         when one slipped in between."""
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
-        with damage_named(plan.record.name, plan.path):
+        with damage_named(plan.record, plan.path):
             return direct.commit(self._state(plan.path, plan.record, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
@@ -233,15 +235,20 @@ def overwriting_named(table: str) -> Iterator[None]:
 
 
 @contextmanager
-def damage_named(table: str, folder: str) -> Iterator[None]:
+def damage_named(record: TableRecord, folder: str) -> Iterator[None]:
     """A file that the table's log names and that is gone or damaged, or an entry of it that somebody has overwritten,
     is this table's trouble alone. `folder`: where the table lies, for errors that do not say what is wrong."""
+    table = record.name
     try:
         with overwriting_named(table):
             yield
     except (FileNotFoundError, DamagedVector, TornEntry) as error:
+        if is_remote(folder) and isinstance(error, FileNotFoundError):
+            _refuse_outage(folder.removesuffix(f"/{record.path}"), folder)
         raise _damaged(table, str(error)) from error
     except (OSError, pa.ArrowException) as error:
+        if is_remote(folder) and isinstance(error, OSError) and error.errno is not None:
+            raise  # of the store, and not of what a file holds, and so it may pass
         why = _lost(folder)
         if not why:
             raise
@@ -272,6 +279,15 @@ def _replaced(table: str, commit: str) -> ForeignWrite:
         where=table,
         remedy=f"headwater load PIPELINE.yaml --table {table} --again",
     )
+
+
+def _refuse_outage(root: str, folder: str) -> None:
+    """OSError unless a file of the table in `folder` is missing where the rest of the lake is seen: what stands before
+    a store also says "not found" when the store is away, and another store has nothing of the lake."""
+    if not storage.is_folder(registry_path(root)):
+        raise OSError(errno.EIO, "the store does not show the lake", root)
+    if not _lost(folder):
+        raise OSError(errno.EIO, "the store did not find a file that is there", folder)
 
 
 def _lost(folder: str) -> str:

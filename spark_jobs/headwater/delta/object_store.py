@@ -170,7 +170,7 @@ def is_folder(place: str) -> bool:
 def replace(place: str, data: bytes) -> None:
     import obstore
 
-    with _errors_of(place):
+    with _errors_of(place, writes=True):
         store, key = _at(place)
         obstore.put(store, key, data, chunk_size=_PART)
 
@@ -239,7 +239,7 @@ def _uploading() -> ThreadPoolExecutor:
 def put_if_absent(place: str, data: bytes) -> str:
     import obstore
 
-    with _errors_of(place):
+    with _errors_of(place, writes=True):
         store, key = _at(place)
         for _ in range(_TRIES):
             try:
@@ -308,7 +308,7 @@ class _Writer(io.RawIOBase):
     def write(self, data: Any) -> int:
         if not self._is_aborted:
             try:
-                with _errors_of(self._place):
+                with _errors_of(self._place, writes=True):
                     self._sink.write(data)
             except OSError:
                 self.abort()
@@ -333,8 +333,15 @@ class _Writer(io.RawIOBase):
                 self._sink.__exit__(OSError, None, None)
 
     def _finish(self) -> None:
-        with _errors_of(self._place):
-            self._sink.close()
+        """An upload whose end was asked for again, since the first answer was lost, may be unknown to the store: then
+        all of the file is there."""
+        with _errors_of(self._place, writes=True):
+            try:
+                self._sink.close()
+            except FileNotFoundError:
+                found = _meta(self._place)
+                if found is None or int(found["size"]) != self._size:
+                    raise
 
 
 def move_folder(source: str, target: str) -> None:
@@ -457,8 +464,9 @@ def _listed(folder: str, count: int = _LISTED) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _errors_of(place: str) -> Iterator[None]:
-    """The library's errors as those that a disk would give."""
+def _errors_of(place: str, *, writes: bool = False) -> Iterator[None]:
+    """The library's errors as those that a disk would give. `writes`: then "not found" is said of the bucket or of the
+    upload, or by a proxy before the store, and no file is missing."""
     import obstore
 
     try:
@@ -468,11 +476,11 @@ def _errors_of(place: str) -> Iterator[None]:
     except (obstore.exceptions.BaseError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of a call of ours inside the block, or of this machine
-        raise _named(error, place) from None
+        raise _named(error, place, writes=writes) from None
 
 
-def _named(error: Exception, place: str) -> OSError:
-    if isinstance(error, FileNotFoundError):
+def _named(error: Exception, place: str, *, writes: bool) -> OSError:
+    if isinstance(error, FileNotFoundError) and not writes:
         return FileNotFoundError(errno.ENOENT, "does not exist", place)
     said = store_answers.said(str(error)) or type(error).__name__
     if store_answers.status_of(str(error)) in (401, 403):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,21 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars
+import pyarrow as pa
 import pytest
 
 from fixtures.jobs import until
 from fixtures.object_stores import S3Server
+from fixtures.store_faults import answering
 from fixtures.twins import KEEP_CUTS, Twins, make_twins, normal, on_disk
 from headwater import store_options
 from headwater.apply import file_keys, whole_table
+from headwater.apply.applier import damage_named
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.live_table import LiveTable
 from headwater.apply.plan import Applied, ApplyPath, PlanAgain
 from headwater.delta import delta_log, storage
 from headwater.delta import new_files as partitioned_write
+from headwater.delta.data_files import write_batches
 from headwater.delta.index.codes import Codes
 from headwater.delta.small_tables import open_version
+from headwater.errors import ForeignWrite
 from headwater.lake.paths import registry_path, staged_path
+from headwater.lake.registry import TableRecord
 from headwater.log.net.on_disk import PartsOnDisk
 from headwater.log.spill import SpillStore
 from headwater.net_changes import NetChanges
@@ -152,3 +159,28 @@ def test_keys_that_tasks_read_there_lie_where_they_lie(
     assert by_tasks.find(keys).tolist() == here.find(keys).tolist()
     assert len(taken) > 1
     assert storage.names(staged_path(root)) == []
+
+
+def test_a_missing_file_is_the_tables_trouble_only_where_the_rest_of_the_lake_is_seen(s3_server: S3Server) -> None:
+    root = storage.path_of(s3_server.uri(s3_server.bucket(), "lake"))
+    folder, rows = f"{root}/public/t", pa.table({"a": [1]})
+    record = TableRecord("public.t", "public/t", "active", incarnation=1)
+    store_options.register(root, s3_server.entry)
+    storage.write(f"{registry_path(root)}/_delta_log/0.json", b"{}")
+    file = write_batches(folder, rows.schema, [rows])
+    delta_log.create(folder, [delta_log.add(file, data=True)])
+
+    def refused() -> Exception:
+        with pytest.raises((OSError, ForeignWrite)) as error, damage_named(record, folder):
+            raise FileNotFoundError(errno.ENOENT, "does not exist", file.in_folder(folder))
+        return error.value
+
+    assert "a file that is there" in str(refused()), "a proxy said for a moment that it is not"
+    with answering(lambda method, target: (404, {}, "default backend - 404")) as (address, _):
+        store_options.register(root, s3_server.through(address).entry)
+        assert "404 Not Found" in str(refused()), "it says so of everything"
+    store_options.register(root, s3_server.entry)
+    storage.delete(file.in_folder(folder))
+    assert isinstance(refused(), ForeignWrite)
+    storage.delete_folder(registry_path(root))
+    assert "does not show the lake" in str(refused()), "another store, which has a bucket of this name"

@@ -322,7 +322,7 @@ def _columns(record: TableRecord, before: TableSchema, after: TableSchema, numbe
 def _suspending(record: TableRecord, folder: str) -> Iterator[None]:
     """What is wrong with the lake's table, in `folder`, is this table's trouble alone."""
     try:
-        with damage_named(record.name, folder):
+        with damage_named(record, folder):
             yield
     except (ValueError, KeyError, pa.ArrowException) as error:
         # Not its text: it may show a row's value.

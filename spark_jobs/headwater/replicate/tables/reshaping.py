@@ -57,7 +57,7 @@ class Reshaping:
             return after
 
         reach("replicate.before_rebuild", record.name)
-        with damage_named(record.name, self._states.folder(record)):
+        with damage_named(record, self._states.folder(record)):
             self.commit(record, rebuilt, still_alive)
         reach("replicate.after_rebuild", record.name)
         self.has_shape(record, schema)
@@ -69,7 +69,7 @@ class Reshaping:
         if not shapes or stands is None:
             return
         path, app_id = self._states.folder(record), record.app_id(self._pipeline)
-        with damage_named(record.name, path):
+        with damage_named(record, path):
             shape = shape_ahead(path, stands.version, record.name, app_id, len(record.schemas), shapes)
         if shape is not None:
             self.has_shape(record, shape)
