@@ -22,7 +22,7 @@ from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publication.parts import PublishedPart
-from headwater.source.publication.rights import publishing_problems, slot_order_problems
+from headwater.source.publication.rights import missing_publications, publishing_problems, slot_order_problems
 from headwater.source.publication.row_filters import wanted_parts
 from headwater.source.settings import server_problems, version_problems
 
@@ -78,8 +78,7 @@ def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepor
         *_unknown_excluded(catalog),
         *filter_problems,
         *publishing_problems(connection, pipeline.source.publication, catalog.tables, parts),
-        # Later on replicate reads a slot that somebody made, and says so itself.
-        *(() if is_loaded else slot_order_problems(connection, pipeline.source.slot, pipeline.source.publication)),
+        *_slot_and_publications(connection, pipeline, is_loaded=is_loaded),
     ]
     # A table may be judged from several sides with the same result.
     return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts, is_loaded)
@@ -94,6 +93,13 @@ def _is_loaded(root: str, of_lake: list[Problem]) -> bool:
         return False
 
 
+def _slot_and_publications(connection: Connection, pipeline: Pipeline, *, is_loaded: bool) -> list[Problem]:
+    """Whether a slot that somebody made can be read. Later on replicate reads it, and says so itself; before that,
+    what will keep it from reading can still be mended."""
+    problems = missing_publications if is_loaded else slot_order_problems
+    return problems(connection, pipeline.source.slot, pipeline.source.publication)
+
+
 def _unknown_excluded(catalog: Catalog) -> list[Problem]:
     """A typing error here would replicate what must stay at the source."""
     return [
@@ -105,14 +111,14 @@ def _unknown_excluded(catalog: Catalog) -> list[Problem]:
 
 
 def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -> None:
-    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost or renamed in the file,
-    and damage to the lake, which the caller deals with. `only`: what is wrong with other tables than these is left out;
-    None: nothing is."""
+    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost or renamed in the file, a
+    publication that is gone, and damage to the lake, which the caller deals with. `only`: what is wrong with other
+    tables than these is left out; None: nothing is."""
     known = report.catalog
     tables = {str(one.relation.name) for one in known.judged}
     tables |= {problem.where for problem in known.problems if problem.code == "table_missing"}
     others = tables - set(map(str, only)) if only is not None else set()
-    dealt_with = ("slot_lost", "source_renamed", "damaged_lake")
+    dealt_with = ("slot_lost", "source_renamed", "publication_missing", "damaged_lake")
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 
 

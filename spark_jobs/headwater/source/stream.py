@@ -44,8 +44,11 @@ _OPERATION: Final = 25
 _ENDS: Final = b"CEcA"
 """Operations of Commit, and of the ends of a segment and of a transaction in progress."""
 _KEEPALIVE_SIZE: Final = 18
-_LOST_STATES: Final = ("08", "57P", "25P04")
-"""Connection exceptions; shutdown, crash, starting up, terminated; transaction_timeout."""
+_LOST_STATES: Final = ("08", "57", "25P04")
+"""Connection exceptions; shutdown, crash, starting up, terminated, cancelled; transaction_timeout."""
+_RESOURCE_STATES: Final = ("53", "58")
+"""The server has no room or memory, or its disk fails: another try finds it as it is then."""
+_NO_PUBLICATION: Final = "42704"
 _BEYOND_LIMIT, _BEYOND_ALLOCATION = "54000", "invalid memory alloc request size"
 """Of a message and of one value; the latter has no SQLSTATE of its own, and its text is never translated."""
 _UNTRANSLATABLE: Final = ("22P05", "22021")
@@ -304,9 +307,12 @@ class LogStream:
             )
         if result is not None and not self._binary and (state == _BEYOND_LIMIT or _BEYOND_ALLOCATION in told):
             return _too_large(result)
+        if result is not None and state == _NO_PUBLICATION:
+            return _without_publication(result)
         lasting = state and not state.startswith(_LOST_STATES)
         return (SourceUnreachable if lasting else ConnectionLost)(
             f"the server ended the log stream: {told or self._error() or 'no reason given'}",
+            code="log_unreadable" if lasting and not state.startswith(_RESOURCE_STATES) else None,
             where="source",
             remedy="run replicate again",
         )
@@ -330,11 +336,40 @@ class LogStream:
         return SourceUnreachable(f"replication did not start: {message}", where=where, remedy="see the message")
 
 
-def _too_large(result: pq.abc.PGresult) -> Refused:
-    # The server names no table. In binary form any row that it can store can be sent.
-    position = re.search(r"[0-9A-F]+/[0-9A-F]+", (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode())
+def unreadable(met_again: HeadwaterError) -> Refused:
+    """For an error of the stream that a new connection has met again, at the same position."""
     return Refused(
-        f"a row in the log{f' at {position[0]}' if position else ''} is larger than the 1 GB that the server can send: "
+        met_again.message,
+        code="log_unreadable",
+        where="source",
+        remedy="see the server's log; if replicate goes on failing, drop the slot that source.slot names, then "
+        "headwater verify PIPELINE.yaml --repair, which makes a new slot",
+    )
+
+
+def _place(result: pq.abc.PGresult) -> str:
+    """Where in the log, as the server says; it names no table."""
+    position = re.search(r"[0-9A-F]+/[0-9A-F]+", (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode())
+    return f" at {position[0]}" if position else ""
+
+
+def _without_publication(result: pq.abc.PGresult) -> Refused:
+    # Before 18, which leaves it out. The server decodes a change with the catalog of that moment.
+    told = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+    return Refused(
+        f"a change in the log{_place(result)} was committed while a publication of the pipeline was missing, and this "
+        f"server can never read past it, even if the publication is created again ({told})",
+        code="publication_missing",
+        where="source.publication",
+        remedy="drop the slot that source.slot names, then headwater verify PIPELINE.yaml --repair, which makes slot "
+        "and publications",
+    )
+
+
+def _too_large(result: pq.abc.PGresult) -> Refused:
+    # In binary form any row that the server can store can be sent.
+    return Refused(
+        f"a row in the log{_place(result)} is larger than the 1 GB that the server can send: "
         "a type of some table needs the log as text, where a bytea takes twice its size",
         code="row_too_large",
         where="source",

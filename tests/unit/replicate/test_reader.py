@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import HeadwaterError, SourceChanged
+from headwater.errors import HeadwaterError, Refused, SourceChanged, SourceUnreachable
+from headwater.log.framing import Framer
 from headwater.log.hiding import Hiding
 from headwater.replicate.reader import handle, process
 from headwater.replicate.reader.handle import LogReader
@@ -130,6 +131,32 @@ def test_a_log_connection_is_dropped_only_for_a_server_that_stops(
     with pytest.raises(ConnectionLost, match="waits to shut down") if dropped else contextlib.nullcontext():
         for _ in range(5):
             reader._round(Stream(""))
+
+
+@pytest.mark.parametrize(
+    ("code", "positions"),
+    [("log_unreadable", [7, 7]), ("log_unreadable", [7, 8, 8]), ("source_unreachable", [7])],
+)
+def test_what_the_server_cannot_read_again_at_the_same_position_is_refused(
+    reading: Any, monkeypatch: pytest.MonkeyPatch, code: str, positions: list[int]
+) -> None:
+    monkeypatch.setattr(process, "_LONGEST_BACKOFF", 0.0)
+    monkeypatch.setattr(process, "_CONNINFO_SECONDS", 0.0)
+    reader, control = reading(("7", 2))
+    control.send(("hide", (1, Hiding())))
+    failed: list[int] = []
+
+    def fail(*_: object) -> None:
+        reader._may_read += 1
+        failed.append(positions[len(failed)])
+        raise SourceUnreachable("could not open relation", code=code)
+
+    monkeypatch.setattr(Stream, "receive", fail)
+    monkeypatch.setattr(Framer, "last_commit", property(lambda _: failed[-1] if failed else 0))
+    with pytest.raises(Refused if code == "log_unreadable" else SourceUnreachable, match="open relation") as ended:
+        reader.run()
+    assert ended.value.code == code
+    assert failed == positions
 
 
 def test_what_the_driver_cannot_take_in_ends_it_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,24 @@ def test_what_a_new_connection_would_not_meet_again_is_a_lost_connection(state: 
 
 
 @pytest.mark.parametrize(
+    ("state", "told", "code"),
+    [
+        ("42704", 'publication "shop_inserts" does not exist', "publication_missing"),
+    ],
+)
+def test_what_no_connection_will_read_past_is_refused_with_its_place(state: str, told: str, code: str) -> None:
+    """`tests/integration/source/test_unreadable_logs.py` has a server say it."""
+    said = {"SQLSTATE": state, "CONTEXT": "slot ..., associated LSN 0/1F2A3B8", "MESSAGE_PRIMARY": told}
+    result = SimpleNamespace(get_error_message=lambda: told, error_field=lambda of: said[of.name].encode())
+    stand_in: Any = SimpleNamespace(get_copy_data=lambda _: (-2, b""), get_result=lambda: result)
+    stream = object.__new__(LogStream)
+    stream._connection, stream._binary = stand_in, True
+    with pytest.raises(Refused, match="in the log at 0/1F2A3B8") as refused:
+        stream.receive([], 1)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
     ("state", "told"), [("54000", "out of memory"), ("XX000", "invalid memory alloc request size 1090519103")]
 )
 def test_a_row_that_is_too_large_as_text_is_refused_with_its_place(state: str, told: str) -> None:

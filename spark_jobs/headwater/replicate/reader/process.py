@@ -29,7 +29,7 @@ from headwater.log.packing import Packer
 from headwater.log.spill import SpillStore
 from headwater.log.values.wire import MalformedMessage
 from headwater.replicate.reader.pipe import ChunkSender
-from headwater.source.stream import RECONNECT_SECONDS, ConnectionLost, Keepalive, LogStream
+from headwater.source.stream import RECONNECT_SECONDS, ConnectionLost, Keepalive, LogStream, unreadable
 from headwater.stage_clock import measured, stage
 
 CHUNK_BYTES: Final = 4 << 20
@@ -155,6 +155,7 @@ class _Reader:
         self._stop = False
         self._wal_end = options.start_lsn
         self._reported = 0
+        self._unread_behind: int | None = None  # where the server could not read on, when that was no lost connection
         self._server_waits_since: float | None = None
         self._no_session = -math.inf  # when the driver last found that the server admits no session
         self._shipped = 0.0
@@ -179,8 +180,10 @@ class _Reader:
                             stream = self._connect_again(ConnectionLost(given_back, where="reader"))
                         try:
                             self._round(stream)
-                        except ConnectionLost as lost:
+                        except SourceUnreachable as lost:
                             stream.close()
+                            if not isinstance(lost, ConnectionLost):
+                                self._refuse_again(lost)
                             stream = self._connect_again(lost)
                 self._data.send(Spent(spent, self._framed))
                 self._framed = 0
@@ -209,7 +212,16 @@ class _Reader:
         self._confirmed = max(self._confirmed, found.confirmed_lsn or 0)
         return stream
 
-    def _connect_again(self, lost: ConnectionLost) -> LogStream:
+    def _refuse_again(self, failure: SourceUnreachable) -> None:
+        """Raise what ended the stream, though its connection was fine; once per position it may have been by chance."""
+        if failure.code != "log_unreadable":
+            raise failure
+        if self._unread_behind == self._framer.last_commit:
+            raise unreadable(failure)
+        self._unread_behind = self._framer.last_commit
+        self._pause(_LONGEST_BACKOFF)
+
+    def _connect_again(self, lost: SourceUnreachable) -> LogStream:
         """Try until the patience is at its end; raises what the last attempt met."""
         self._framer.reconnected()
         deadline = time.monotonic() + self._options.patience

@@ -65,6 +65,26 @@ def slot_order_problems(connection: Connection, slot_name: str, publication: str
     return []
 
 
+@errors_named("source")
+def missing_publications(connection: Connection, slot_name: str, publication: str) -> list[Problem]:
+    """What a slot that is read cannot do without before 18: at the first change that commits meanwhile every later
+    reading fails, even where the missing publication would have no table."""
+    slot = read_slot(connection, slot_name)
+    if slot is None or slot.loss or connection.info.server_version >= _READS_OLDER_CHANGES_SINCE:
+        return []
+    return [
+        error(
+            "publication_missing",
+            f"publication {quote_ident(name)}",
+            "it is gone, and this server cannot read changes that commit until it is created again",
+            "headwater load PIPELINE.yaml creates it; if replicate is refused even so, drop the slot that source.slot "
+            "names, then headwater verify PIPELINE.yaml --repair",
+        )
+        for name in (publication, inserts_name(publication))
+        if read_publication(connection, name) is None
+    ]
+
+
 def _one(
     connection: Connection, name: str, tables: Sequence[CatalogTable], every_part: Mapping[TableName, PublishedPart]
 ) -> list[Problem]:

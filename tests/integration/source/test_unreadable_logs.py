@@ -1,0 +1,51 @@
+"""A log that the server itself cannot read past: replicate says why and is not tried again, and the remedy cures it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.jobs import assert_equal, catch_up, load_tables
+from fixtures.loaded import pipeline_in_step
+from fixtures.postgres import Database
+from headwater.errors import Refused
+from headwater.gate.check import check
+from headwater.source.connection import connect
+from headwater.source.slot import drop_slot
+from headwater.verify.verify import verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+@pytest.mark.parametrize("dropped", ["headwater_shop", "headwater_shop_inserts"])
+def test_a_publication_that_was_missing_at_a_change_stops_replicate_before_18(
+    dropped: str, database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute("create table t (id int primary key)", "create table other (id int primary key)")
+    pipeline = pipeline_in_step(tmp_path, database, "public.t", "public.other")
+    with connect(database.conninfo) as connection:
+        connection.execute(f"drop publication {dropped}")
+        reads_past = connection.info.server_version >= 180000
+    found = [(problem.code, problem.where) for problem in check(pipeline).problems if problem.is_error]
+    assert found == ([] if reads_past else [("publication_missing", f"publication {dropped}")])
+    if reads_past:
+        return
+    database.execute("insert into t values (1)")
+    load_tables(pipeline)
+    assert check(pipeline).ok
+    with pytest.raises(Refused, match=f'missing, .* .publication "{dropped}" does not exist') as refused:
+        catch_up(pipeline)
+    assert refused.value.code == "publication_missing"
+    with connect(database.conninfo) as connection:
+        connection.execute(f"drop publication {dropped}")
+        drop_slot(connection, pipeline.source.slot)
+    verify(pipeline, repair=True)
+    database.execute("insert into t values (2)", "insert into other values (1)")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.t", "public.other")
