@@ -26,6 +26,7 @@ from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import Signature, read_catalog
 from headwater.source.catalog.where_sql import reach_of
 from headwater.source.connection import Connection, errors_named
+from headwater.source.problems import refuse_errors
 from headwater.source.renewal import newest
 
 _BYTES_BY_INDEX = 16 * BYTES_PER_UNIT
@@ -106,8 +107,11 @@ def units_where(connection: Connection, leaves: Iterable[Leaf], where: Predicate
 def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:
     """The registered table with the leaves that it has at the source. Refused when its columns are not the registry's:
     those of one would be read as those of the other."""
-    catalog = read_catalog(connection, as_registered(pipeline, [record]), TableName.parse(record.name))
-    found = [registered_columns(t.schema, record) for t in catalog.tables if str(t.name) == record.name]
+    name = TableName.parse(record.name)
+    catalog = read_catalog(connection, as_registered(pipeline, [record]), name)
+    found = [registered_columns(t.schema, record) for t in catalog.tables if t.name == name]
+    if not found:
+        refuse_errors(catalog.errors_of(name))
     if not found or found[0].definition != record.schema.definition:
         raise Refused(
             COLUMNS_CHANGED if found else "the source has no such table that can be replicated",

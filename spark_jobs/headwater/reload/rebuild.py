@@ -92,18 +92,7 @@ def rebuild(
 
 def _declared(connection: Connection, pipeline: Pipeline, table: TableName) -> TableSchema:
     """The table as the pipeline file would have it loaded now."""
-    catalog = read_catalog(connection, pipeline)
-    problems = [problem for problem in catalog.problems if problem.is_error and problem.where == str(table)]
-    found = [each.schema for each in catalog.tables if each.name == table]
-    if problems or not found:
-        said = problems[0] if problems else None
-        raise Refused(
-            said.message if said else "the source has no such table that can be replicated",
-            code=said.code if said else "schema_changed",
-            where=str(table),
-            remedy=said.remedy if said else "headwater check PIPELINE.yaml",
-        )
-    return found[0]
+    return read_catalog(connection, pipeline).table(table).schema
 
 
 def _refuse(pipeline: Pipeline, record: TableRecord) -> None:

@@ -100,7 +100,7 @@ def candidates(
     for name in _looked_at(registry, tables):
         record = registry.tables[name]
         if name not in there:
-            why = "; ".join(p.message for p in catalog.problems if p.is_error and p.where.startswith(name))
+            why = "; ".join(map(str, catalog.errors_of(TableName.parse(name))))
             found.append(Candidate(record, (why or "the source has no such table any more",), missing=True))
         elif (candidate := _candidate(connection, record, there[name])) is not None:
             found.append(candidate)

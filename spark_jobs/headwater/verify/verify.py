@@ -383,7 +383,7 @@ class _Table:
         catalog = read_catalog(self._connection, as_registered(self._pipeline, [record]), name)
         found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
         if found is None:
-            reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self.name)
+            reasons = "; ".join(map(str, catalog.errors_of(name)))
             raise _NotCompared(reasons or "the source has no such table any more")
         if found.relation_id != stored.relation_id:
             raise _NotCompared("the table was dropped and created again at the source")

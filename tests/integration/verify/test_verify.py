@@ -26,6 +26,7 @@ from headwater.load.load import load
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
 from headwater.replicate.replicate import replicate
 from headwater.spark import session
 from headwater.verify.verify import _Table, verify
@@ -230,6 +231,19 @@ def test_a_table_that_misses_a_file_keeps_no_other_from_being_compared(shop: Sho
     tables = shop.verify(PAIRS, ODD)
     assert (tables[PAIRS]["compared"], lost.name in tables[PAIRS]["reason"]) == (False, True)
     assert (shown(tables[ODD]), tables[ODD]["compared"]) == (CLEAN, True)
+
+
+def test_a_partition_that_may_not_be_read_is_named_with_the_statement_that_helps(shop: Shop) -> None:
+    with shop.database.superuser() as dba:
+        dba.execute("create table parted_new partition of parted for values in ('new')")
+        grant = f"GRANT SELECT ON TABLE public.parted_new TO {shop.database.role}"
+        try:
+            assert grant in shop.verify(PARTED)[PARTED]["reason"]
+            with pytest.raises(Refused) as refused:
+                reload(shop.pipeline, TableName.parse(PARTED), [TableName.parse("public.parted_eu")])
+            assert (refused.value.code, refused.value.remedy) == ("no_select", grant)
+        finally:
+            dba.execute("drop table parted_new")
 
 
 @pytest.mark.usefixtures("each_comparison")

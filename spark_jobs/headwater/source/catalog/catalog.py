@@ -86,9 +86,15 @@ class Catalog:
         for table in self.tables:
             if table.name == name:
                 return table
-        refuse_errors(problem for problem in self.problems if problem.where == str(name))
+        refuse_errors(self.errors_of(name))
         refuse_errors([error("table_missing", str(name), "no such table among those of the pipeline")])
         raise AssertionError("unreachable")
+
+    def errors_of(self, name: TableName) -> list[Problem]:
+        """What keeps the table `name` from being replicated, also where that is said of a partition of it."""
+        judged = [problem for one in self.judged if one.relation.name == name for problem in one.problems]
+        said = [problem for problem in self.problems if problem.where == str(name)]
+        return [problem for problem in dict.fromkeys([*said, *judged]) if problem.is_error]
 
 
 class Signature(NamedTuple):
