@@ -109,7 +109,7 @@ def _report(error: Exception, args: argparse.Namespace | None, scrubber: Scrubbe
         if command == "check":
             body = {"ok": False, "problems": _as_problems(known), **body}
         print(json.dumps(scrubber.scrub_all(body)), file=out, flush=True)
-    print(scrubber.scrub(f"headwater {command}: {sentence}".replace(" :", ":")), file=sys.stderr)
+    print(scrubber.scrub(f"{f'headwater {command}'.rstrip()}: {sentence}"), file=sys.stderr)
     return exit_status
 
 

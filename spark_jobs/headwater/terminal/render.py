@@ -76,8 +76,12 @@ def render(command: str, result: dict[str, Any], out: TextIO, *, verbose: bool =
 def console_on(out: TextIO) -> Console:
     from rich.console import Console
 
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # as of any other output: Rich would end the process with 1, as if we had failed
+
     # Into a file or pipe nothing is cut or folded: there is no width to respect.
-    return Console(file=out, highlight=False, markup=False, emoji=False, width=None if out.isatty() else 1000)
+    return PipedConsole(file=out, highlight=False, markup=False, emoji=False, width=None if out.isatty() else 1000)
 
 
 def _render_status(console: Console, result: Mapping[str, Any], *, verbose: bool) -> None:

@@ -236,6 +236,21 @@ def test_an_unreachable_source_is_3_for_wait_and_1_elsewhere(capsys: pytest.Capt
     assert "nobody listens" in capsys.readouterr().err
 
 
+def test_a_sentence_keeps_its_colons_and_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._report(SourceUnreachable("nobody listens", where="PostgreSQL at ::1:5432"), None, Scrubber(), sys.stdout)
+    assert capsys.readouterr().err == "headwater: PostgreSQL at ::1:5432: nobody listens\n"
+
+
+def test_a_table_for_a_reader_that_has_gone_is_no_failure() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    out = os.fdopen(writing, "w")
+    with pytest.raises(BrokenPipeError):
+        render("check", {"ok": True, "problems": []}, out)
+    with pytest.raises(BrokenPipeError):
+        out.close()  # what it holds still
+
+
 def test_an_unexpected_error_is_one_sentence_without_the_password(capsys: pytest.CaptureFixture[str]) -> None:
     scrubber = Scrubber()
     scrubber.learn("postgresql://shop:hunter2%27hidden@db/shop")
