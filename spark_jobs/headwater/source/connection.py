@@ -56,6 +56,18 @@ _LOGIN_FAILURES: tuple[tuple[str, str, str], ...] = (
     ),
     ('database ".*" does not exist|28000.*database', "unknown_database", "correct the database's name"),
     (
+        "certificate verify failed|root certificate file|does not match host name|host name must be specified"
+        "|could not (?:open|load|read) .*(?:certificate|private key)|private key file|weak sslmode"
+        "|alert .*(?:certificate|unknown ca)|server does not support SSL",
+        "bad_connection",
+        "correct the host, or sslmode, sslrootcert, sslcert or sslkey, in the connection",
+    ),
+    (
+        r"invalid \w+ value\b|invalid port number|could not match \d+",
+        "bad_connection",
+        "correct this option in the connection",
+    ),
+    (
         'role ".*" does not exist|no pg_hba.conf entry|is not permitted to log in|authentication failed'
         "|permission denied for database|not permitted to connect|peer authentication|certificate",
         "not_authorised",

@@ -105,6 +105,15 @@ def test_a_connection_text_that_cannot_be_read_is_refused_without_being_shown(te
     assert error.code == "bad_connection"
 
 
+@pytest.mark.parametrize("options", ["sslmode=verifyfull", "sslmode=require", "target_session_attrs=any&port=70000"])
+def test_an_option_that_cannot_be_right_is_no_outage(database: Database, options: str) -> None:
+    """The servers of the wheels are built without TLS."""
+    error = failure_of(f"{database.conninfo}?{options}")
+    assert isinstance(error, Refused)
+    assert error.code == "bad_connection"
+    assert "in the connection" in error.remedy
+
+
 def test_a_session_has_fixed_settings_whatever_the_role_says(database: Database) -> None:
     with database.superuser() as connection:
         for setting in (

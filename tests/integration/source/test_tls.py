@@ -65,8 +65,8 @@ def test_the_right_server_is_spoken_to_in_cipher(server: EmbeddedServer, certifi
 
 @pytest.mark.parametrize(
     ("authority", "host"),
-    [("stranger", "127.0.0.1"), ("authority", "localhost")],
-    ids=["another authority", "another name"],
+    [("stranger", "127.0.0.1"), ("authority", "localhost"), ("missing", "127.0.0.1")],
+    ids=["another authority", "another name", "no such file"],
 )
 def test_a_certificate_of_another_authority_or_name_is_refused(
     server: EmbeddedServer, certificates: Path, authority: str, host: str
@@ -74,3 +74,4 @@ def test_a_certificate_of_another_authority_or_name_is_refused(
     with pytest.raises(HeadwaterError, match="certificate") as caught:
         connect(_conninfo(server, certificates, authority, host))
     assert server.conninfo().split(":")[2].split("@")[0] not in str(caught.value)
+    assert (caught.value.code, "sslrootcert" in caught.value.remedy) == ("bad_connection", True)
