@@ -76,7 +76,8 @@ _LOGIN_FAILURES: tuple[tuple[str, str, str], ...] = (
 )
 _BAD_TEXT_REMEDY = (
     "write postgresql://user:password@host:port/database (in it, percent-encode every character of user and password"
-    " that is not a letter or a digit) or host=... dbname=... user=... password=..."
+    " that is not a letter or a digit, and write @ behind the question mark as %40) or host=... dbname=... user=..."
+    " password=..."
 )
 _LIBPQ_HINT = re.compile(r"\s*Is the server running [^?]*\?")
 _admitted: set[str] = set()
@@ -281,8 +282,9 @@ def _parse(conninfo: str) -> dict[str, Any]:
     scheme, separator, rest = conninfo.strip().partition("://")
     if options is not None and separator and scheme in ("postgres", "postgresql"):
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-        if rest.count("@") > 1 or rest.count("@") != authority.count("@"):
-            options = None
+        before_query = rest.partition("?")[0]
+        if "@" in rest and not authority.count("@") == before_query.count("@") == 1:
+            options = None  # behind a user the options may have it: sslrootcert=/etc/ca@corp
     ports = str((options or {}).get("port") or "")
     if options is None or not re.fullmatch(r"[0-9,]*", ports):
         raise Refused(

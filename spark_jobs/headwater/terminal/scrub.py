@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 _HIDDEN = "***"
-_URI_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(?=@)")
+# But for the templates of our own remedies.
+_URI_PASSWORD = re.compile(r"(://[^\s:/@]*:)(?!password@host:port)[^\s@]+(?=@)")
 _KEY_PASSWORD = re.compile(
-    r"((?:(?:ssl)?password|oauth_client_secret|scram_(?:client|server)_key)\s*=\s*)"
+    r"((?:(?:ssl)?password|oauth_client_secret|scram_(?:client|server)_key)\s*=\s*)(?!\.\.\.(?:\s|$))"
     r"('(?:[^'\\]|\\.)*'|[^\s&'\",)]+)",
     re.IGNORECASE,
 )

@@ -114,6 +114,11 @@ def test_an_option_that_cannot_be_right_is_no_outage(database: Database, options
     assert "in the connection" in error.remedy
 
 
+def test_an_at_sign_behind_the_question_mark_is_the_option_s(database: Database) -> None:
+    with connect(f"{database.conninfo}?application_name=etl&passfile=/no/such@corp") as connection:
+        assert connection.info.dbname == database.name
+
+
 def test_a_session_has_fixed_settings_whatever_the_role_says(database: Database) -> None:
     with database.superuser() as connection:
         for setting in (
