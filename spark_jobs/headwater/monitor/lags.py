@@ -40,7 +40,11 @@ class Lags:
         return seconds if seconds is not None else self._least()
 
     def of_table(self, name: str, applied: int | None, allowed: float | None) -> Lag:
-        """`applied`: the LSN that the table's last commit carries; `allowed`: by the pipeline file."""
+        """`applied`: the LSN that the table's last commit carries; `allowed`: by the pipeline file. A table that has
+        left the file, to which nothing more comes, has no lag."""
+        table = self._look.tables.get(name)
+        if table is None or table.state == "removed":
+            return None, None
         return self._told(self._held(name, applied), allowed)
 
     def of_pipeline(self) -> Lag:

@@ -14,7 +14,7 @@ from fixtures.lakes import HandLake, position_at
 from fixtures.pages import page_pipeline
 from fixtures.waiting import until
 from headwater.monitor import overview
-from headwater.monitor.metrics import LAG_SECONDS, STAGE_BUSY, TABLE_LAG_SECONDS, samples
+from headwater.monitor.metrics import LAG_SECONDS, STAGE_BUSY, TABLE_LAG_BYTES, TABLE_LAG_SECONDS, samples
 from headwater.monitor.overview import PipelineWatch, _oldest
 from headwater.monitor.source_watch import SourceAnswer, SourceWatch
 from headwater.pipeline_file.pipeline import load_pipeline
@@ -74,6 +74,16 @@ def test_a_stage_is_busy_only_while_a_driver_runs(tmp_path: Path) -> None:
         assert busy == expected
 
 
+def answering(monkeypatch: pytest.MonkeyPatch, lsn: int) -> datetime:
+    """From now on the source stands at `lsn`, and a driver reads it; its clock."""
+    now = datetime.now(UTC)
+    slot = SlotState("s", "pgoutput", "d", True, 1, 0, 0, 0, "reserved", None, False, False)
+    state = SourceState(position_at(lsn=lsn), (now, lsn), time.monotonic(), slot)
+    answer = SourceAnswer(state, outage="", asked_at=time.monotonic())
+    monkeypatch.setattr(SourceWatch, "_ask", lambda *arguments: answer)
+    return now
+
+
 def test_a_lake_without_a_sample_below_what_it_holds_has_a_lag_once_that_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,12 +92,8 @@ def test_a_lake_without_a_sample_below_what_it_holds_has_a_lag_once_that_is_too_
     lake = HandLake(tmp_path / "shop_lake", position_at(), ["public.a"])
 
     def shown(ago: float) -> tuple[list[float], str, bool | None]:
-        now = datetime.now(UTC)
+        now = answering(monkeypatch, 0x20000)
         lake.publish(lake.position.lsn + 1, "public.a", sample=(now - timedelta(seconds=ago), 0x9000))
-        slot = SlotState("s", "pgoutput", "d", True, 1, 0, 0, 0, "reserved", None, False, False)
-        state = SourceState(position_at(lsn=0x20000), (now, 0x20000), time.monotonic(), slot)
-        answer = SourceAnswer(state, outage="", asked_at=time.monotonic())
-        monkeypatch.setattr(SourceWatch, "_ask", lambda *arguments: answer)
         watch = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml")), patience=30)
         found, rows = watch.overview(), watch.table_rows()
         lags = [value // 60 for metric, _, value in samples(found, rows) if metric in (LAG_SECONDS, TABLE_LAG_SECONDS)]
@@ -97,6 +103,19 @@ def test_a_lake_without_a_sample_below_what_it_holds_has_a_lag_once_that_is_too_
     unknown = "Late: how far public.a is behind is not known yet."
     assert shown(90) == ([1], unknown, None), "the file allows the table more"
     assert shown(30) == ([], unknown, None)
+
+
+def test_a_table_that_left_the_pipeline_file_has_no_lag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page_pipeline(tmp_path, "shop", "public.a")
+    lake = HandLake(tmp_path / "shop_lake", position_at(), ["public.a", "public.b"])
+    now = answering(monkeypatch, 0x3000)
+    lake.publish(0x2000, "public.a", "public.b", sample=(now - timedelta(minutes=10), 0x2000))
+    lake.enter("public.b", "removed", "it is not in the pipeline file any more")
+    watch = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml")), patience=30)
+    found = samples(watch.overview(), watch.table_rows())
+    assert [labels[1] for metric, labels, _ in found if metric in (TABLE_LAG_SECONDS, TABLE_LAG_BYTES)] == [
+        "public.a"
+    ] * 2
 
 
 def test_a_file_that_moved_while_nobody_looked_does_not_tell_that_a_driver_lives_now(
