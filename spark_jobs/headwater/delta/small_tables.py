@@ -337,10 +337,18 @@ def _highest(file: DataFile, column: str) -> float:
 def _rows_in(
     folder: str, file: DataFile, bounds: Bounds | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
+    wanted = None if columns is None else list(dict.fromkeys([*columns, *(bounds or {})]))
+    is_large = (file.rows or 0) > _MANY_ROWS
     with storage.parquet_file(file.in_folder(folder)) as opened:
-        wanted = None if columns is None else list(dict.fromkeys([*columns, *(bounds or {})]))
-        rows = opened.read(wanted, use_threads=(file.rows or 0) > _MANY_ROWS)
-    for column, (low, high) in (bounds or {}).items():
+        # Of one that was gathered often nothing is wanted: texts of all its rows take much longer to read.
+        rows = _within(opened.read(list(bounds)), bounds) if is_large and bounds else None
+        if rows is None or rows.num_rows:
+            rows = _within(opened.read(wanted, use_threads=is_large), bounds or {})
+    return rows if columns is None else rows.select([name for name in columns if name in rows.column_names])
+
+
+def _within(rows: pa.Table, bounds: Bounds) -> pa.Table:
+    for column, (low, high) in bounds.items():
         if column not in rows.column_names:
             return rows.slice(0, 0)  # of a Headwater that did not have it yet
         values, wanted = rows[column], pc.is_valid(rows[column])
@@ -349,7 +357,7 @@ def _rows_in(
         if high is not None:
             wanted = pc.and_(wanted, pc.less_equal(values, pa.scalar(high, values.type)))
         rows = rows.filter(wanted)
-    return rows if columns is None else rows.select([name for name in columns if name in rows.column_names])
+    return rows
 
 
 @contextlib.contextmanager

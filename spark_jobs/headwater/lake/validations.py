@@ -8,7 +8,7 @@ what may still be handed on: validations whose cut is kept, and the newest one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -67,6 +67,11 @@ _POLLED = (
     *("validation", "epoch", "system_id", "timeline", "lsn", "sample_time", "sample_lsn"),
     *("table", "incarnation", "suite", "success", "finished_at", "failures"),
 )
+_EARLIER = (
+    *("validation", "system_id", "timeline", "lsn", "incarnation", "version", "rows"),
+    *("success", "passed", "finished_at"),
+)
+_SHOWN = ("suite", "success", "mode", "finished_at", "rows", "expectations", "failures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,36 +155,35 @@ def record(root: str, validation: Validation) -> None:
 
 
 def earlier(root: str, name: str, *, passed_only: bool = False) -> Earlier | None:
-    """The newest validation of table `name`; with `passed_only` the newest that it passed."""
-    table = open_table(validations_path(root))
-    if table is None:
-        return None
-    rows = read_rows(table, {"table": (name, name)}).to_pylist()
-    by_run: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_run.setdefault(row["validation"], []).append(row)
-    runs = [run for run in by_run.values() if not passed_only or all(row["success"] for row in run)]
-    if not runs:
-        return None
-    newest = max(runs, key=lambda run: (run[0]["finished_at"], run[0]["epoch"]))
-    first = newest[0]
-    return Earlier(
-        first["epoch"],
-        _position(first),
-        first["incarnation"],
-        first["version"],
-        first["rows"],
-        frozenset(fingerprint for row in newest for fingerprint in json.loads(row["passed"])),
-    )
+    """The validation of table `name` at the newest epoch, and of several there the last; with `passed_only` of those
+    that it passed."""
+    for rows in _of_table(root, name, _EARLIER):
+        by_run: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            by_run.setdefault(row["validation"], []).append(row)
+        runs = [run for run in by_run.values() if not passed_only or all(row["success"] for row in run)]
+        if runs:
+            newest = max(runs, key=lambda run: (run[0]["epoch"], run[0]["finished_at"]))
+            first = newest[0]
+            return Earlier(
+                first["epoch"],
+                _position(first),
+                first["incarnation"],
+                first["version"],
+                first["rows"],
+                frozenset(fingerprint for row in newest for fingerprint in json.loads(row["passed"])),
+            )
+    return None
 
 
 def recent_results(root: str, table: str, most: int = 20) -> list[dict[str, Any]]:
-    """The newest outcomes of `table`, newest first, a suite each. What failed is told by its name and severity, without
-    the keys of its rows."""
-    found = open_table(validations_path(root))
-    if found is None:
-        return []
-    rows = read_rows(found, {"table": (table, table)}).to_pylist()
+    """The outcomes of `table` at the newest epochs, newest first, a suite each. What failed is told by its name and
+    severity, without the keys of its rows."""
+    rows: list[dict[str, Any]] = []
+    for more in _of_table(root, table, _SHOWN):
+        rows += more
+        if len(rows) >= most:
+            break
     rows = sorted(sorted(rows, key=itemgetter("suite")), key=itemgetter("finished_at"), reverse=True)
     return [
         {
@@ -197,6 +201,14 @@ def recent_results(root: str, table: str, most: int = 20) -> list[dict[str, Any]
         }
         for row in rows[:most]
     ]
+
+
+def _of_table(root: str, name: str, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a table in parts, those of the newest epochs first: rows are kept for good, so no more are read than
+    are asked for."""
+    table = open_table(validations_path(root))
+    for rows in newest_first(table, "epoch", {"table": (name, name)}, columns) if table is not None else ():
+        yield rows.to_pylist()
 
 
 class ValidationReader:

@@ -101,7 +101,7 @@ class TableValidation:
         elif found.incarnation != self._record.incarnation:
             self.note = "in full: the table was loaded again since"
         elif not found.position.same_log(position) or found.version > self._entry["version"]:
-            self.note = f"in full: epoch {found.epoch}, validated last, is not before this cut"
+            self.note = f"in full: epoch {found.epoch}, the newest that was validated, is not before this cut"
         else:
             return found
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,3 +172,23 @@ def test_who_opens_a_table_while_its_log_is_cleaned_up_stands_at_its_newest_vers
     opened = open_table(folder)
     assert opened is not None
     assert (opened.version(), len(opened.files)) == (table.version(), 6)
+
+
+def test_of_a_large_file_without_a_wanted_row_no_other_column_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_tables, "_MANY_ROWS", 2)
+    schema = pa.schema([("name", pa.string()), ("text", pa.string())])
+    table = small_tables.create_table(str(tmp_path / "t"), schema)
+    for names in (["a", "b", "c"], ["a", "c", "d"], ["b"]):
+        small_tables.append_once(table, [{"name": name, "text": f"of {name}"} for name in names], schema)
+    columns, read = [], pq.ParquetFile.read
+
+    def told(file: pq.ParquetFile, wanted: list[str], **options: Any) -> pa.Table:
+        columns.append(wanted)
+        return read(file, wanted, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", told)
+    found = small_tables.read_rows(table, {"name": ("b", "b")}, ["text"])
+    assert found.to_pylist() == [{"text": "of b"}] * 2
+    assert sorted(columns) == [["name"], ["name"], ["text", "name"], ["text", "name"]]

@@ -370,3 +370,24 @@ def test_a_page_tells_what_failed_and_no_key(lake: HandLake) -> None:
     assert found[1]["failed"] == [{"expectation": "expect_it", "columns": ["n"], "severity": "error"}]
     assert "4711" not in json.dumps(found)
     assert validations.recent_results(lake.root, "public.o'brien") == []
+
+
+def test_of_validations_no_more_is_read_than_is_shown(lake: HandLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(14):
+        lake.publish(0x300 + number, A)
+        validated(lake, A, failed=A if number > 10 else "")
+    opened, parquet_file = 0, storage.parquet_file
+
+    def counted(place: str) -> Any:
+        nonlocal opened
+        opened += 1
+        return parquet_file(place)
+
+    monkeypatch.setattr(storage, "parquet_file", counted)
+    shown = validations.recent_results(lake.root, A, most=6)
+    assert ([one["epoch"] for one in shown], opened) == ([15, 15, 14, 14, 13, 13], 3)
+    assert validations.earlier(lake.root, A) is not None
+    assert opened == 4
+    passed = validations.earlier(lake.root, A, passed_only=True)
+    assert passed is not None
+    assert (passed.epoch, opened) == (12, 8)
