@@ -81,11 +81,7 @@ class LatencyHistory:
         each, None where nothing was published, and how far the lake was `behind` at most, None where nothing waited;
         `lag`: how far it is now. `starts`: when a new driver published its first epoch, and how many seconds there had
         been none."""
-        oldest = now.timestamp() - KEPT.total_seconds()
-        for values in (self._longest, self._behind):
-            for minute in [minute for minute in values if (minute + 1) * _MINUTE < oldest]:
-                del values[minute]
-        self._seen = {generation: seen for generation, seen in self._seen.items() if seen[1] >= oldest}
+        self.forget(now)
         behind = self._behind
         if lag:
             behind = dict(behind)
@@ -97,6 +93,14 @@ class LatencyHistory:
             longest, furthest = (_stretches(values, begins, step, count) for values in (self._longest, behind))
             ranges[name] = {"begins": begins, "step": step, "longest": longest, "behind": furthest}
         return {"ranges": ranges, "starts": self._starts()}
+
+    def forget(self, now: datetime) -> None:
+        """What is older than is shown."""
+        oldest = now.timestamp() - KEPT.total_seconds()
+        for values in (self._longest, self._behind):
+            for minute in [minute for minute in values if (minute + 1) * _MINUTE < oldest]:
+                del values[minute]
+        self._seen = {generation: seen for generation, seen in self._seen.items() if seen[1] >= oldest}
 
     def _take_lags(self, at: npt.NDArray[np.float64], lags: npt.NDArray[np.float64]) -> None:
         """Lags just before rows that were written `at`."""

@@ -128,9 +128,11 @@ class RecentEpochs:
         return True
 
     def _read_latencies(self, files: list[DataFile]) -> None:
-        since = datetime.now(UTC) - latency_history.KEPT
+        now = datetime.now(UTC)
+        since = now - latency_history.KEPT
         if self._before is not None and self._goes_on(files):
             self.latencies = self._before.latencies
+            self.latencies.forget(now)  # a scrape asks for none of them
             since = max(since, self._before.epochs[-1].applied_at)
         for file in files:
             last = _maxima(file).get("applied_at")

@@ -135,3 +135,17 @@ def test_whoever_looks_anew_keeps_the_history_of_the_same_lake_alone(tmp_path: P
     another = RecentEpochs(other.root, before=first)
     another.refresh()
     assert 77.0 not in another.latencies.to_json(datetime.now(UTC))["ranges"]["6 h"]["longest"]
+
+
+def test_what_is_older_than_is_shown_is_forgotten_also_if_nobody_opens_the_page(tmp_path: Path) -> None:
+    lake = HandLake(tmp_path / "lake", position_at(), ["public.a"])
+    lake.publish(0x2000, "public.a")
+    first, now = RecentEpochs(lake.root), datetime.now(UTC)
+    first.refresh()
+    for days in (9, 8, 1):
+        first.latencies.take(now - timedelta(days=days), 10 - days, 5.0, 5.0)
+    again = RecentEpochs(lake.root, before=first)
+    again.refresh()
+    kept = again.latencies
+    assert [len(kept._longest), len(kept._behind)] == [1, 1]
+    assert sorted(kept._seen) == [1, 9]
