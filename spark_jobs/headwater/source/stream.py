@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psycopg import conninfo as pg_conninfo
+from psycopg import errors as pg_errors
 from psycopg import pq
 
 from headwater.errors import HeadwaterError, LostLease, Refused, SlotGap, SourceChanged, SourceUnreachable
@@ -309,6 +310,8 @@ class LogStream:
             return _too_large(result)
         if result is not None and state == _NO_PUBLICATION:
             return _without_publication(result)
+        if result is not None and state.startswith("22"):
+            return _failing_filter(result, state)
         lasting = state and not state.startswith(_LOST_STATES)
         return (SourceUnreachable if lasting else ConnectionLost)(
             f"the server ended the log stream: {told or self._error() or 'no reason given'}",
@@ -363,6 +366,19 @@ def _without_publication(result: pq.abc.PGresult) -> Refused:
         where="source.publication",
         remedy="drop the slot that source.slot names, then headwater verify PIPELINE.yaml --repair, which makes slot "
         "and publications",
+    )
+
+
+def _failing_filter(result: pq.abc.PGresult, state: str) -> Refused:
+    # The message may quote a value. Of what decoding does, only row filters compute.
+    return Refused(
+        f"the `where` of a table fails for a row in the log{_place(result)}, so that the server cannot send it "
+        f"({pg_errors.lookup(state).__name__})",
+        code="row_filter_failed",
+        where="source",
+        remedy="correct `where` in the pipeline file so that it fails for no row, load that table (headwater load "
+        "PIPELINE.yaml --table T --again), drop the slot that source.slot names, then headwater verify PIPELINE.yaml "
+        "--repair, which makes a new slot",
     )
 
 

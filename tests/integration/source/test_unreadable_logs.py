@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.jobs import assert_equal, catch_up, load_tables
+from fixtures.jobs import assert_equal, catch_up, lake_rows, load_tables
 from fixtures.loaded import pipeline_in_step
+from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import Refused
 from headwater.gate.check import check
@@ -49,3 +50,25 @@ def test_a_publication_that_was_missing_at_a_change_stops_replicate_before_18(
     database.execute("insert into t values (2)", "insert into other values (1)")
     catch_up(pipeline)
     assert_equal(database, pipeline, "public.t", "public.other")
+
+
+def test_a_row_filter_that_fails_for_a_row_stops_replicate(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute("create table t (q int primary key, n int)", "create table other (id int primary key)")
+    pipeline = pipeline_in_step(tmp_path, database, {"name": "public.t", "where": "100 / q > 5"}, "public.other")
+    database.execute("insert into t values (0, 1), (2, 2)", "insert into other values (1)")
+    with pytest.raises(Refused, match=r"fails for a row .* \(DivisionByZero\)") as refused:
+        catch_up(pipeline)
+    assert refused.value.code == "row_filter_failed"
+    corrected = {"name": "public.t", "where": "100 / nullif(q, 0) > 5"}
+    pipeline = write_pipeline(tmp_path, database, corrected, "public.other")
+    load_tables(pipeline, "public.t", again=True)
+    with connect(database.conninfo) as connection:
+        drop_slot(connection, pipeline.source.slot)
+    verify(pipeline, repair=True)
+    database.execute("update t set n = 3", "insert into t values (3, 3), (50, 4)", "insert into other values (2)")
+    catch_up(pipeline)
+    assert sorted(lake_rows(pipeline, "public.t")) == [(2, 3), (3, 3)]
+    assert_equal(database, pipeline, "public.other")

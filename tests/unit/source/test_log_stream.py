@@ -73,6 +73,7 @@ def test_what_a_new_connection_would_not_meet_again_is_a_lost_connection(state: 
     ("state", "told", "code"),
     [
         ("42704", 'publication "shop_inserts" does not exist', "publication_missing"),
+        ("22P02", 'invalid input syntax for type integer: "a secret"', "row_filter_failed"),
     ],
 )
 def test_what_no_connection_will_read_past_is_refused_with_its_place(state: str, told: str, code: str) -> None:
@@ -85,6 +86,7 @@ def test_what_no_connection_will_read_past_is_refused_with_its_place(state: str,
     with pytest.raises(Refused, match="in the log at 0/1F2A3B8") as refused:
         stream.receive([], 1)
     assert refused.value.code == code
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
