@@ -42,7 +42,12 @@ _SESSION: dict[str, str] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "row_security": "off",
+    # Behind a lock the catalog is judged as it is then, not as a snapshot from before the wait has it.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
     "default_transaction_read_only": "off",  # as a role that reads may have it: publications are ours to change
+    # A backslash in the pipeline file's `where` is one.
+    "standard_conforming_strings": "on",
     "idle_in_transaction_session_timeout": "0",
     # Leases and loads have sessions that say nothing for hours.
     "idle_session_timeout": "0",

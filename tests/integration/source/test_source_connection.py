@@ -129,7 +129,10 @@ def test_a_session_has_fixed_settings_whatever_the_role_says(database: Database)
             "statement_timeout = '1s'",
             "row_security = on",
             "intervalstyle = 'iso_8601'",
+            "default_transaction_isolation = 'repeatable read'",
+            "default_transaction_deferrable = on",
             "default_transaction_read_only = on",
+            "standard_conforming_strings = off",
         ):
             connection.execute(f"alter role {database.role} set {setting}")
     with connect(database.conninfo, lock_timeout=1.5) as connection:
@@ -137,11 +140,13 @@ def test_a_session_has_fixed_settings_whatever_the_role_says(database: Database)
             "select date '2024-02-01'::text, timestamptz '2024-02-01 00:00Z'::text, '\\x01'::bytea::text,"
             " (0.1::float8 + 0.2)::text, interval '1 day 2h'::text, current_setting('statement_timeout'),"
             " current_setting('lock_timeout'), current_setting('row_security'), current_setting('client_encoding'),"
-            " current_setting('transaction_read_only')"
+            " current_setting('transaction_isolation'), current_setting('transaction_deferrable'),"
+            " current_setting('transaction_read_only'), length('\\\\')"
         ).fetchone()
     assert row == (
         *("2024-02-01", "2024-02-01 00:00:00+00", "\\x01", "0.30000000000000004", "1 day 02:00:00"),
-        *("0", "1500ms", "off", "UTF8", "off"),
+        *("0", "1500ms", "off", "UTF8"),
+        *("read committed", "off", "off", 2),
     )
 
 
