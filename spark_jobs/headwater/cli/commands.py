@@ -49,10 +49,17 @@ def run(args: argparse.Namespace, stop: threading.Event, learn: Callable[[str], 
         from headwater.no_pandas import keep_pandas_out
 
         keep_pandas_out()
-    if args.command == "top":
-        _top(pipeline, args, stop, out)
-        return None
-    return _COMMANDS[args.command](pipeline, args, stop)
+    try:
+        if args.command == "top":
+            _top(pipeline, args, stop, out)
+            return None
+        return _COMMANDS[args.command](pipeline, args, stop)
+    except OSError as error:
+        from headwater.gate.check import not_permitted
+
+        if (refused := not_permitted(pipeline.lake_path(), error)) is None:
+            raise
+        raise refused from error
 
 
 def _init(args: argparse.Namespace, learn: Callable[[str], None]) -> Result:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -353,9 +355,24 @@ def why_not_writable(root: str) -> str:
         return f"{folder} is not a folder"
     # The superuser passes every access check; a folder that nobody may write to is meant so all the same.
     anyone_may = os.stat(folder).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
-    if not anyone_may or not os.access(folder, os.W_OK | os.X_OK):
-        return f"the folder {folder} is not writable"
+    if not anyone_may or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return f"the folder {folder} is not readable and writable for {_user()}"
     return ""
+
+
+def why_not_permitted(root: str, error: OSError) -> str:
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ""
+    named = re.search("'(/[^']*)'", str(error))  # Arrow's errors have it in their text alone
+    place = str(error.filename or (named[1] if named else ""))
+    return f"{_user()} may not read or write {place}" if f"{place}/".startswith(f"{root}/") else ""
+
+
+def _user() -> str:
+    number = os.geteuid()
+    with contextlib.suppress(KeyError):  # in a container it need not have a name
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    return f"the user with the id {number}"
 
 
 def _token(found: os.stat_result) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -346,11 +346,20 @@ def free(root: str) -> int | None:
     return None if is_remote(path) else disk.free(path)
 
 
-def why_not_writable(root: str) -> str:
+def why_not_writable(root: str, below: Iterable[str] = ()) -> str:
     """Why no files can be made below `root`; '' when they can. On a disk nothing is made, and the nearest folder that
-    exists is judged; a store is asked for a file, which goes again."""
+    exists is judged, also of each of those `below` it; a store is asked for a file, which goes again."""
     path = path_of(root)
-    return (object_store.why_not_writable if is_remote(path) else disk.why_not_writable)(path)
+    if is_remote(path):
+        return object_store.why_not_writable(path)
+    return next((reason for each in (path, *below) if (reason := disk.why_not_writable(path_of(each)))), "")
+
+
+def why_not_permitted(root: str, error: OSError) -> str:
+    """What this user may not do below `root`, where `error` says so; '' where it says something else. A store has its
+    own words for that."""
+    path = path_of(root)
+    return "" if is_remote(path) else disk.why_not_permitted(path, error)
 
 
 def why_not_exclusive(root: str) -> str:
@@ -398,6 +407,7 @@ __all__ = [
     "wants_names",
     "watch_disk",
     "why_not_exclusive",
+    "why_not_permitted",
     "why_not_writable",
     "write",
     "wrote",

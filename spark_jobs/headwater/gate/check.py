@@ -7,15 +7,17 @@ Runs without Spark: imports only what PostgreSQL and the pipeline file need, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headwater.columns.shape import is_rebuildable, options_for_a_load, options_for_a_rebuild, ways_to_find_rows
 from headwater.delta import storage
+from headwater.delta.log_entries import log_path
 from headwater.errors import Refused
 from headwater.gate.renamed import renamed_problems
-from headwater.lake.paths import registry_path
+from headwater.lake.paths import control_path, ledger_path, registry_path, table_path
 from headwater.names import TableName, quote_ident
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
 
 APPLICATION_NAME = "headwater"
+_NO_RIGHTS = "correct lake.root and lake.storage, or give this user the right to read and write all that is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,12 @@ def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepor
         return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
     catalog = read_catalog(connection, pipeline)
     parts, filter_problems = wanted_parts(connection, catalog.tables)
-    of_lake = lake_problems(lake)
+    of_lake = lake_problems(lake, [table.name for table in catalog.tables])
     is_loaded = _is_loaded(lake, of_lake)
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *of_lake,
-        *(registry_problems(lake, pipeline, catalog) if is_loaded else ()),
+        *(registry_problems(lake, pipeline, catalog) if is_loaded and not of_lake else ()),
         *catalog.problems,
         *_unknown_excluded(catalog),
         *filter_problems,
@@ -122,15 +125,30 @@ def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 
 
-def lake_problems(root: str) -> list[Problem]:
-    """Whether files can be made below `root`, and commits there exclude each other. Leaves nothing behind."""
-    if reason := storage.why_not_writable(root):
-        remedy = "correct lake.root and lake.storage, or give this user the right to write there"
-        return [error("lake_not_writable", "lake.root", reason, remedy)]
+def lake_problems(root: str, tables: Iterable[TableName] = ()) -> list[Problem]:
+    """Whether files can be made below `root`, and commits there exclude each other; of `tables`, one that is there is
+    looked at. Leaves nothing behind."""
+    if reason := storage.why_not_writable(root, _made_by_others(root, tables)):
+        return [error("lake_not_writable", "lake.root", reason, _NO_RIGHTS)]
     if reason := storage.why_not_exclusive(root):
         remedy = "use a store that takes conditional writes: two drivers would overwrite each other's commits here"
         return [error("store_without_conditional_put", "lake.root", reason, remedy)]
     return []
+
+
+def _made_by_others(root: str, tables: Iterable[TableName]) -> Iterator[str]:
+    """A few folders below `root` that jobs make, perhaps as another user."""
+    yield control_path(root)
+    yield from map(log_path, (registry_path(root), ledger_path(root)))
+    there = (path for name in tables if storage.is_folder(path := table_path(root, name.path)))
+    yield from map(log_path, islice(there, 1))
+
+
+def not_permitted(root: str, problem: OSError) -> Refused | None:
+    """What `problem` is to a job, where this user has not all rights below `root`."""
+    if reason := storage.why_not_permitted(root, problem):
+        return Refused(reason, code="lake_not_writable", where="lake.root", remedy=_NO_RIGHTS)
+    return None
 
 
 def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[Problem]:

@@ -25,6 +25,7 @@ from headwater.gate.check import CheckReport, check, lake_problems, require_ok
 from headwater.lake import registry
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.load.load import load
+from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.setup.drop import drop
@@ -255,6 +256,14 @@ def test_a_lake_that_cannot_be_written_is_an_error_and_nothing_is_created(
             tmp_path, database, "public.a", source={"slot": shop.source.slot}, lake={"root": root.as_uri()}
         )
         assert _errors(check(pipeline)) == {"lake_not_writable"}
+    for below in ("_headwater/tables/_delta_log", "public/a/_delta_log"):  # loaded by another user
+        folder = tmp_path / "others" / below
+        folder.mkdir(parents=True)
+        folder.chmod(0o555)
+        (problem,) = lake_problems(str(tmp_path / "others"), [TableName("public", "a")])
+        assert (problem.code, str(folder) in problem.message) == ("lake_not_writable", True)
+        folder.chmod(0o755)
+    assert not lake_problems(str(tmp_path / "others"), [TableName("public", "a")])
     assert not lake_problems(str(tmp_path / "new" / "lake"))
     assert not (tmp_path / "new").exists()
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -298,6 +299,21 @@ def test_a_store_that_is_away_is_the_lake_s_outage(capsys: pytest.CaptureFixture
     full = OSError(errno.ENOSPC, "No space left on device", "/tmp/spill")
     assert cli._report(full, args, Scrubber(), sys.stdout) == 1
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "unexpected"
+
+
+@pytest.mark.parametrize("command", ["status", "pause"])
+def test_a_lake_that_this_user_may_not_use_is_refused(
+    pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    place, elsewhere = f"{load_pipeline(str(pipeline_file)).lake_path()}/_headwater/ledger/a.parquet", "/no/lake/a"
+    for named in (place, elsewhere):
+        message = f"Failed to open local file '{named}'. Detail: [errno 13] Permission denied"
+        fail = Mock(side_effect=PermissionError(errno.EACCES, message))
+        monkeypatch.setitem(cli.commands._COMMANDS, command, fail)
+        status = cli.main([command, str(pipeline_file), "--json"])
+        told = json.loads(capsys.readouterr().out)["error"]
+        expected = (2, "lake_not_writable") if named == place else (1, "unexpected")
+        assert (status, told["code"], named in told["message"]) == (*expected, True)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "is_folder": storage.is_folder,
     "free": storage.free,
     "why_not_writable": storage.why_not_writable,
+    "why_not_permitted": lambda place: storage.why_not_permitted(place, OSError()),
     "uri_of": storage.uri_of,
     "side_by_side": lambda place: storage.side_by_side(place, []),
     "uploads_beside": lambda place: storage.uploads_beside(place).__enter__(),
