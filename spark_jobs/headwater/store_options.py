@@ -34,6 +34,8 @@ for a minute. What goes on longer is a failure of the batch, which is tried agai
 _RETRIES: Final = 100
 _LONGEST_PAUSE_SECONDS: Final = 2
 _REQUEST_SECONDS: Final = 30
+_UPLOAD_SECONDS: Final = 300
+"""Of a request that carries much, which shares a thin line with all others that are under way."""
 _DEFAULT_REGION: Final = "us-east-1"
 """Of a server that is not the cloud's own, as obstore has it."""
 _HADOOP_CREDENTIALS: Final = (
@@ -109,12 +111,13 @@ class StoreOptions:
     def address(self) -> str:
         return self.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
 
-    def open(self, scheme: str, bucket: str) -> ObjectStore:
-        """The store of `<scheme>://<bucket>`."""
+    def open(self, scheme: str, bucket: str, *, uploads: bool = False) -> ObjectStore:
+        """The store of `<scheme>://<bucket>`. `uploads`: for requests that carry much."""
         from obstore.store import AzureStore, GCSStore, S3Store
 
         config: Any = self._of(scheme, bucket)
-        client: Any = {"timeout": f"{_REQUEST_SECONDS}s", "allow_http": self.is_plain_http}
+        seconds = _UPLOAD_SECONDS if uploads else _REQUEST_SECONDS
+        client: Any = {"timeout": f"{seconds}s", "allow_http": self.is_plain_http}
         retries: Any = {
             "max_retries": _RETRIES,
             "retry_timeout": timedelta(seconds=patience()),

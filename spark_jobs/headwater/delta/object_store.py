@@ -27,14 +27,19 @@ from headwater import store_answers, store_options
 from headwater.delta.disk import Info
 
 if TYPE_CHECKING:
+    from obstore import WritableFile
     from obstore.store import ObjectStore
 
     from headwater.store_options import StoreOptions
 
 _TAIL: Final = 64 << 10
 """Bytes that are read with the first look into a Parquet file: its footer, or all of a small one."""
-_PART: Final = 16 << 20
-"""Bytes of one request of an upload in parts."""
+_PART: Final = 8 << 20
+_PARTS_AT_ONCE: Final = 4
+"""Bytes of one request of an upload in parts, and how many of one file are under way. A line of 1 MB/s takes what eight
+files have under way before these requests are given up; a fast one is filled as by more and larger ones."""
+_MUCH: Final = 1 << 20
+"""What has fewer bytes is given up, and tried again, as soon as requests without content are."""
 _LISTED: Final = 1000
 _AT_ONCE: Final = 8
 _UPLOADS: Final = 24
@@ -43,8 +48,8 @@ _WAITING: Final = 32
 _TRIES: Final = 5
 
 _T = TypeVar("_T")
-_opened: dict[tuple[str, StoreOptions, int], ObjectStore] = {}
-"""By bucket, options and patience."""
+_opened: dict[tuple[str, StoreOptions, int, bool], ObjectStore] = {}
+"""By bucket, options, patience, and whether for requests that carry much."""
 _opening = threading.Lock()
 _beside = threading.local()
 """`uploads`: what the thread has begun in its block of `uploads_beside`."""
@@ -171,8 +176,8 @@ def replace(place: str, data: bytes) -> None:
     import obstore
 
     with _errors_of(place, writes=True):
-        store, key = _at(place)
-        obstore.put(store, key, data, chunk_size=_PART)
+        store, key = _at(place, uploads=len(data) > _MUCH)
+        obstore.put(store, key, data, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
 
 
 def write(place: str, data: bytes) -> None:
@@ -290,12 +295,9 @@ class _Writer(io.RawIOBase):
     closed. Behind an error it takes what pyarrow still writes, from its garbage collection at last, and keeps none."""
 
     def __init__(self, place: str) -> None:
-        import obstore
-
         self._place, self._size, self._is_aborted = place, 0, False
-        with _errors_of(place):
-            store, key = _at(place)
-            self._sink = obstore.open_writer(store, key, buffer_size=_PART)
+        self._begun: list[bytes] = []
+        self._sink: WritableFile | None = None
 
     def writable(self) -> bool:
         return True
@@ -309,13 +311,26 @@ class _Writer(io.RawIOBase):
         if not self._is_aborted:
             try:
                 with _errors_of(self._place, writes=True):
-                    self._sink.write(data)
+                    self._take(data)
             except OSError:
                 self.abort()
                 raise
         size = memoryview(data).nbytes
         self._size += size
         return size
+
+    def _take(self, data: Any) -> None:
+        import obstore
+
+        if self._sink is None:
+            self._begun.append(bytes(data))
+            if self._size + len(self._begun[-1]) < _PART:
+                return
+            store, key = _at(self._place, uploads=True)
+            self._sink = obstore.open_writer(store, key, buffer_size=_PART, max_concurrency=_PARTS_AT_ONCE)
+            data = b"".join(self._begun)
+            self._begun.clear()
+        self._sink.write(data)
 
     def close(self) -> None:
         if not self.closed:
@@ -330,11 +345,15 @@ class _Writer(io.RawIOBase):
         if not self._is_aborted:
             self._is_aborted = True
             with contextlib.suppress(OSError, BaseError):
-                self._sink.__exit__(OSError, None, None)
+                if self._sink is not None:
+                    self._sink.__exit__(OSError, None, None)
 
     def _finish(self) -> None:
         """An upload whose end was asked for again, since the first answer was lost, may be unknown to the store: then
         all of the file is there."""
+        if self._sink is None:
+            replace(self._place, b"".join(self._begun))
+            return
         with _errors_of(self._place, writes=True):
             try:
                 self._sink.close()
@@ -423,16 +442,16 @@ def delta_rs_options(place: str) -> dict[str, str]:
     return store_options.of(place).delta_rs(place)
 
 
-def _at(place: str) -> tuple[ObjectStore, str]:
-    """The store that `place` lies in, and its key there."""
+def _at(place: str, *, uploads: bool = False) -> tuple[ObjectStore, str]:
+    """The store that `place` lies in, and its key there. `uploads`: for requests that carry much."""
     scheme, _, path = place.partition("://")
     bucket, _, key = path.partition("/")
     options = store_options.of(place)
-    name = (f"{scheme}://{bucket}", options, store_options.patience())
+    name = (f"{scheme}://{bucket}", options, store_options.patience(), uploads)
     store = _opened.get(name)
     if store is None:
         with _opening:
-            store = _opened.get(name) or options.open(scheme, bucket)
+            store = _opened.get(name) or options.open(scheme, bucket, uploads=uploads)
             _opened[name] = store
             in_use = store_options.in_use()
             for exchanged in [other for other in _opened if other[1] not in in_use]:

@@ -1,9 +1,10 @@
-"""What becomes of the answers of a store that refuses: errors as a disk's, and of an upload nothing but its first."""
+"""What becomes of the answers of a store that refuses, or is slow: errors as a disk's, and of an upload its first."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -146,3 +147,26 @@ def test_an_upload_whose_end_is_unknown_when_it_is_asked_for_again_is_looked_for
         with contextlib.nullcontext() if is_there else pytest.raises(OSError, match="NoSuchUpload"):
             writer.close()
     assert had[-1] == "HEAD"
+
+
+def test_parts_of_a_file_share_a_thin_line_few_at_a_time_and_with_patience(
+    at: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_options, "_REQUEST_SECONDS", 1)
+    under_way: set[str] = set()
+    most = 0
+
+    def slow(method: str, target: str) -> tuple[int, dict[str, str], str]:
+        nonlocal most
+        if method == "PUT":
+            under_way.add(target)
+            most = max(most, len(under_way))
+            time.sleep(1.2 if "partNumber=1&" in target else 0.2)
+            under_way.remove(target)
+        return taking(method, target)
+
+    with answering(slow) as (address, had):
+        at(address)
+        write_batches(ROOT, SCHEMA, LARGE * 8)
+    assert had.count("PUT partNumber&uploadId") > 12
+    assert (most <= 4, had[-1]) == (True, "POST uploadId")
