@@ -8,25 +8,27 @@ Runs without Spark: imports only what PostgreSQL and the pipeline file need, and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headwater.columns.shape import is_rebuildable, options_for_a_load, options_for_a_rebuild, ways_to_find_rows
 from headwater.delta import storage
 from headwater.delta.log_entries import log_path
-from headwater.errors import Refused
+from headwater.errors import Refused, SourceChanged
 from headwater.gate.renamed import renamed_problems
+from headwater.gate.wal_ceiling import BY_ITSELF, REMEDY
 from headwater.lake.paths import control_path, ledger_path, registry_path, table_path
 from headwater.names import TableName, quote_ident
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
-from headwater.source.connection import Connection, connect, errors_named
+from headwater.source.connection import Connection, connect, errors_named, identify
 from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publication.parts import PublishedPart
 from headwater.source.publication.rights import missing_publications, publishing_problems, slot_order_problems
 from headwater.source.publication.row_filters import wanted_parts
 from headwater.source.settings import server_problems, version_problems
+from headwater.source.slot import PLUGIN, gap_behind, read_slot
 
 if TYPE_CHECKING:
     from headwater.lake.registry import TableRecord
@@ -73,15 +75,18 @@ def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepor
     parts, filter_problems = wanted_parts(connection, catalog.tables)
     of_lake = lake_problems(lake, [table.name for table in catalog.tables])
     is_loaded = _is_loaded(lake, of_lake)
+    registered = registry_problems(lake, pipeline, catalog) if is_loaded and not of_lake else []
+    may_be_judged = is_loaded and not any(problem.is_error for problem in (*of_lake, *registered))
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *of_lake,
-        *(registry_problems(lake, pipeline, catalog) if is_loaded and not of_lake else ()),
+        *registered,
         *catalog.problems,
         *_unknown_excluded(catalog),
         *filter_problems,
         *publishing_problems(connection, pipeline.source.publication, catalog.tables, parts),
         *_slot_and_publications(connection, pipeline, is_loaded=is_loaded),
+        *(_slot_and_source(connection, pipeline, lake) if may_be_judged else ()),
     ]
     # A table may be judged from several sides with the same result.
     return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts, is_loaded)
@@ -103,6 +108,36 @@ def _slot_and_publications(connection: Connection, pipeline: Pipeline, *, is_loa
     return problems(connection, pipeline.source.slot, pipeline.source.publication)
 
 
+def _slot_and_source(connection: Connection, pipeline: Pipeline, lake: str) -> list[Problem]:
+    """Behind a load: whether this is the lake's source, and the slot delivers what follows the lake. A warning where
+    replicate may go on by itself."""
+    name = pipeline.source.slot
+    from headwater.gate.same_source import REPLICATE_SAYS, require_same_source
+    from headwater.lake.ledger import read_epoch
+    from headwater.lake.registry import Registry
+
+    registry, now = Registry.open(lake, pipeline.name), identify(connection)
+    if registry is None or (known := registry.pipeline) is None or now.in_recovery:
+        return []
+    slot, newest = read_slot(connection, name), read_epoch(lake)  # a driver confirms only what the ledger has
+    try:
+        # How its timelines branched only a log connection tells: replicate asks.
+        require_same_source(connection, pipeline, replace(known, history=()), newest)
+    except SourceChanged as changed:
+        follows = pipeline.source.on_timeline_change == "follow" and now.system_id == known.system_id
+        kind = warning if follows and changed.remedy == REPLICATE_SAYS else error
+        return [kind(changed.code, changed.where, changed.message, changed.remedy)]
+    fits = slot is None or (slot.plugin, slot.database) == (PLUGIN, connection.info.dbname)
+    if not fits or (slot is not None and (slot.loss or slot.confirmed_lsn is None)):
+        return []  # said already, or it is being made
+    start = max(known.start_lsn, newest.position.lsn if newest is not None else 0)
+    if not (gap := gap_behind(slot, start)):
+        return []
+    by_itself = pipeline.source.on_slot_loss == "repair"
+    kind, remedy = (warning, BY_ITSELF) if by_itself else (error, REMEDY)
+    return [kind("slot_gap", f"replication slot {name}", gap, remedy)]
+
+
 def _unknown_excluded(catalog: Catalog) -> list[Problem]:
     """A typing error here would replicate what must stay at the source."""
     return [
@@ -115,13 +150,13 @@ def _unknown_excluded(catalog: Catalog) -> list[Problem]:
 
 def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -> None:
     """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost or renamed in the file, a
-    publication that is gone, and damage to the lake, which the caller deals with. `only`: what is wrong with other
-    tables than these is left out; None: nothing is."""
+    publication that is gone, another source, and damage to the lake, which the caller deals with. `only`: what is wrong
+    with other tables than these is left out; None: nothing is."""
     known = report.catalog
     tables = {str(one.relation.name) for one in known.judged}
     tables |= {problem.where for problem in known.problems if problem.code == "table_missing"}
     others = tables - set(map(str, only)) if only is not None else set()
-    dealt_with = ("slot_lost", "source_renamed", "publication_missing", "damaged_lake")
+    dealt_with = ("slot_lost", "slot_gap", "source_renamed", "source_changed", "publication_missing", "damaged_lake")
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 
 

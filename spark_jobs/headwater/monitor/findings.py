@@ -292,7 +292,7 @@ def _checked(seen: Examined) -> Iterator[Finding]:
     """What `check` says of settings, rights, publications and tables; of a table that is suspended it is said there."""
     suspended = {name for name, table in seen.tables.items() if table["state"] == "suspended"}
     for problem in seen.answers.problems if seen.answers is not None else ():
-        if problem.code == "slot_lost" or problem.where in suspended:  # said already
+        if problem.code in ("slot_lost", "slot_gap", "source_changed") or problem.where in suspended:  # said already
             continue
         yield Finding(
             code=problem.code,

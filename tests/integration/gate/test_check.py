@@ -370,6 +370,31 @@ def test_drop_keeps_what_somebody_else_made(database: Database, shop: Pipeline) 
     }
 
 
+def test_behind_a_load_a_slot_that_is_gone_or_moved_and_another_source_are_errors(
+    database: Database, shop: Pipeline
+) -> None:
+    def loaded_from(system_id: str, start: int) -> None:
+        shutil.rmtree(shop.lake_path(), ignore_errors=True)
+        record = PipelineRecord(system_id, 1, shop.source.slot, "headwater_shop", start, True, False)
+        Registry.create(shop.lake_path(), shop.name).write(record)
+
+    with connect(shop.conninfo()) as connection:
+        here = identify(connection).system_id
+        loaded_from(here, 1)
+        assert _errors(check(shop)) == {"slot_gap"}
+        repairing = shop.model_copy(update={"source": shop.source.model_copy(update={"on_slot_loss": "repair"})})
+        assert check(repairing).ok
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [shop.source.slot])
+        try:
+            assert _errors(check(shop)) == {"slot_gap"}
+            loaded_from(here, 1 << 60)
+            assert check(shop).ok
+            loaded_from("7", 1)
+            assert _errors(check(shop)) == {"source_changed"}
+        finally:
+            connection.execute("select pg_drop_replication_slot(%s)", [shop.source.slot])
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_drop_takes_a_slot_that_a_load_made_beside_publications_of_an_administrator(
     database: Database, shop: Pipeline, made: bool
