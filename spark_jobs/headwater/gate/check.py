@@ -55,6 +55,16 @@ class CheckReport:
         """Whether there are no errors; warnings do not count."""
         return not any(problem.is_error for problem in self.problems)
 
+    def faulty(self) -> dict[str, str]:
+        """By table what keeps it from being replicated, where something does that is wrong with it alone."""
+        tables = {str(one.relation.name) for one in self.catalog.judged}
+        tables |= {problem.where for problem in self.catalog.problems if problem.code == "table_missing"}
+        found: dict[str, str] = {}
+        for problem in self.problems:
+            if problem.is_error and problem.where in tables:
+                found[problem.where] = "; ".join([*filter(None, [found.get(problem.where)]), problem.message])
+        return found
+
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "problems": [problem.to_json() for problem in self.problems]}
 
@@ -152,10 +162,7 @@ def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -
     """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost or renamed in the file, a
     publication that is gone, another source, and damage to the lake, which the caller deals with. `only`: what is wrong
     with other tables than these is left out; None: nothing is."""
-    known = report.catalog
-    tables = {str(one.relation.name) for one in known.judged}
-    tables |= {problem.where for problem in known.problems if problem.code == "table_missing"}
-    others = tables - set(map(str, only)) if only is not None else set()
+    others = report.faulty().keys() - set(map(str, only)) if only is not None else set()
     dealt_with = ("slot_lost", "slot_gap", "source_renamed", "source_changed", "publication_missing", "damaged_lake")
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 

@@ -42,7 +42,7 @@ from headwater.load.units import BYTES_PER_PLAIN_UNIT, LOCK_SECONDS
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.quantities import size_text
-from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
+from headwater.source.catalog.catalog import CatalogTable, read_catalog
 from headwater.source.catalog.standing import Registered, read_standings
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.problems import refuse_errors
@@ -81,14 +81,19 @@ def load(
     """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load",
     and `skipped`, the names of those that were loaded already.
 
-    `copy`: how, instead of reading everything anew. `show`: is told about once a second how far it is.
+    Later on, where all are asked for that are not loaded, what cannot be replicated is left out: suspended, with the
+    reason. `copy`: how, instead of reading everything anew. `show`: is told about once a second how far it is.
     """
     started = time.monotonic()
     report = check(pipeline)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
-    # A first load refuses as a whole; later on a table that cannot be replicated keeps none of the others.
-    require_ok(report, (tables or None) if report.is_loaded else None)
-    chosen = _choose(report.catalog, tables)
+    # A first load refuses as a whole; later on a table that cannot be replicated keeps none of the others, unless they
+    # are all to be loaded again.
+    is_first = not report.is_loaded
+    left_out = {} if tables or again or is_first else report.faulty()
+    sound = [table.name for table in report.catalog.tables if str(table.name) not in left_out]
+    require_ok(report, None if is_first or (again and not tables) else tables or sound)
+    chosen = [report.catalog.table(name) for name in tables or sound]
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = _opened(connection, pipeline, None if tables or not again else chosen)
         if existing is not None and existing.pipeline is not None:
@@ -137,6 +142,10 @@ def load(
             if not is_running(connection, pipeline):  # which does it, too
                 finish_handovers(connection, registry)
     results = {str(table.name): results[str(table.name)] for table in chosen}
+    for name, reason in left_out.items():
+        progress(f"{name}: left out: {reason}")
+        known = registry.tables.get(name) or TableRecord(name, "", "new")
+        results[name] = {**table_result(known), "state": "suspended", "reason": reason}
     return {"tables": results, "skipped": skipped, "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -208,10 +217,6 @@ def _as_published(connection: Connection, pipeline: Pipeline, tables: Sequence[C
     """The tables with their row filters in the words of the server: what the log is filtered by, rows are read by."""
     catalog = read_catalog(connection, pipeline)
     return [catalog.table(table.name) for table in tables]
-
-
-def _choose(catalog: Catalog, names: Sequence[TableName]) -> list[CatalogTable]:
-    return [catalog.table(name) for name in names] if names else list(catalog.tables)
 
 
 def _is_loaded(registry: Registry, name: TableName) -> bool:

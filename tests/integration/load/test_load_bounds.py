@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.jobs import armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, record_of, until
+from fixtures.jobs import (
+    armed,
+    assert_equal,
+    catch_up,
+    in_thread,
+    lake_path_of,
+    load_tables,
+    record_of,
+    states_of,
+    until,
+)
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import Refused
@@ -155,9 +165,13 @@ def test_a_table_that_cannot_be_replicated_keeps_no_other_from_being_loaded_agai
     load_tables(pipeline)
     database.execute("create table scratch (id int)")
     assert load_tables(pipeline, PLAIN, again=True)["tables"][PLAIN]["state"] == "catching up"
-    for names in ((), ("public.scratch",)):
+    for names, again in (((), True), (("public.scratch",), False)):
         with pytest.raises(Refused, match="scratch"):
-            load_tables(pipeline, *names)
+            load_tables(pipeline, *names, again=again)
+    database.execute("create table late (id int primary key)")
+    found = load_tables(pipeline)
+    assert states_of(found) == {PLAIN: "catching up", "public.late": "catching up", "public.scratch": "suspended"}
+    assert "key" in found["tables"]["public.scratch"]["reason"]
 
 
 def test_units_are_small_also_where_most_lies_beside_the_pages() -> None:
