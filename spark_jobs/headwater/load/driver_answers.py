@@ -3,17 +3,21 @@ what has become of a reload."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
 from headwater.errors import Transient
 from headwater.lake.looks import Growing, often
+from headwater.lake.position_file import read_position_file
 from headwater.lake.registry import Registry
 from headwater.lake.reload_records import Keeping
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection
 from headwater.source.slot import read_slot
+
+log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS: Final = 60.0
 _ABSENT_SECONDS: Final = 30.0
@@ -39,10 +43,11 @@ def await_answer(
 ) -> Keeping | None:
     """The driver's answer under `name`, as soon as it is `wanted`; `what` is asked for, in words.
 
-    None when no driver has run for `absent` seconds: one may hand over to the next. Transient when one runs and does
-    not answer within `seconds`. `meanwhile` is called about once a second.
+    None when no driver has run for `absent` seconds: one may hand over to the next. Transient when one runs and neither
+    answers nor shows a sign of life for `seconds`: the table's lane may have much to do before. `meanwhile` is called
+    about once a second.
     """
-    deadline = time.monotonic() + seconds
+    deadline, said = time.monotonic() + seconds, read_position_file(pipeline.lake_path())
     looks = Growing(*often(pipeline.lake_path()).wait)
     looked = seen = time.monotonic()
     while True:
@@ -59,10 +64,14 @@ def await_answer(
             elif now - seen >= absent:
                 return None
         if now > deadline:
-            raise Transient(
-                f"the running replicate has not answered within {seconds:.0f} s: {what} did not begin",
-                code="no_answer",
-                where=f"pipeline {pipeline.name}",
-                remedy="look at its log; it may be of an older version, or stand still",
-            )
+            before, said = said, read_position_file(pipeline.lake_path())
+            if said == before:
+                raise Transient(
+                    f"the running replicate has shown no sign of life for {seconds:.0f} s: {what} did not begin",
+                    code="no_answer",
+                    where=f"pipeline {pipeline.name}",
+                    remedy="look at its log: it stands still",
+                )
+            deadline = now + seconds
+            log.info("the running replicate has not answered yet, and is at work: %s waits for it", what)
         time.sleep(looks.pause)

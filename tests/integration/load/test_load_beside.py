@@ -26,17 +26,18 @@ from fixtures.jobs import (
     source_rows,
     until,
 )
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.delta import storage
-from headwater.errors import LostLease
+from headwater.errors import LostLease, Transient
 from headwater.gate import lease
 from headwater.lake.ledger import read_all, read_epoch
 from headwater.lake.paths import kept_path
 from headwater.lake.reload_records import Keeping, load_name
 from headwater.lake_root import is_remote
 from headwater.load import one_table
-from headwater.load.driver_answers import await_answer
+from headwater.load.driver_answers import await_answer, is_running
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.batches.batch import Batch, Share
@@ -158,6 +159,29 @@ def test_a_load_that_did_not_see_a_driver_which_was_connecting_again_reads_once_
     assert len(asked) == 2
     assert "replicate was connecting to the source again" in caplog.text
     assert_equal(shop.database, shop.pipeline, OLD, NEW)
+
+
+def test_a_driver_is_waited_for_as_long_as_it_lives(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("create table old (id int primary key)")
+    database.allow_publishing()
+    pipeline = pipeline_in_step(tmp_path, database, OLD)
+    registry = registry_of(pipeline)
+    began = time.monotonic()
+
+    def late() -> None:
+        if time.monotonic() - began > 5.0 and "asked" not in registry.kept:
+            registry.write(Keeping("asked", OLD, "keeping", 1, 0, ""))
+
+    with following(pipeline) as running, connect(pipeline.conninfo()) as connection:
+        until(lambda: is_running(connection, pipeline) or running.done(), "it reads the slot")
+        asked = (connection, pipeline, registry, "asked", "the load of it")
+        assert await_answer(*asked, seconds=2.5, meanwhile=late) is not None
+        monkeypatch.setattr("headwater.load.driver_answers.read_position_file", lambda root: None)  # it stands still
+        with pytest.raises(Transient) as silent:
+            await_answer(*asked, lambda answer: False, seconds=0.1)
+        assert silent.value.code == "no_answer"
 
 
 def test_a_table_is_loaded_again_beside_its_driver(shop: Shop, tmp_path: Path) -> None:
