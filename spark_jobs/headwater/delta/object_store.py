@@ -27,7 +27,6 @@ from headwater import store_answers, store_options
 from headwater.delta.disk import Info
 
 if TYPE_CHECKING:
-    from obstore import WritableFile
     from obstore.store import ObjectStore
 
     from headwater.store_options import StoreOptions
@@ -295,9 +294,14 @@ class _Writer(io.RawIOBase):
     closed. Behind an error it takes what pyarrow still writes, from its garbage collection at last, and keeps none."""
 
     def __init__(self, place: str) -> None:
+        import obstore
+
         self._place, self._size, self._is_aborted = place, 0, False
-        self._begun: list[bytes] = []
-        self._sink: WritableFile | None = None
+        self._begun: list[bytes] | None = []
+        """All of it, while it may still be small."""
+        with _errors_of(place):
+            store, key = _at(place, uploads=True)
+            self._sink = obstore.open_writer(store, key, buffer_size=_PART, max_concurrency=_PARTS_AT_ONCE)
 
     def writable(self) -> bool:
         return True
@@ -320,16 +324,11 @@ class _Writer(io.RawIOBase):
         return size
 
     def _take(self, data: Any) -> None:
-        import obstore
-
-        if self._sink is None:
+        if self._begun is not None:
             self._begun.append(bytes(data))
             if self._size + len(self._begun[-1]) < _PART:
                 return
-            store, key = _at(self._place, uploads=True)
-            self._sink = obstore.open_writer(store, key, buffer_size=_PART, max_concurrency=_PARTS_AT_ONCE)
-            data = b"".join(self._begun)
-            self._begun.clear()
+            data, self._begun = b"".join(self._begun), None
         self._sink.write(data)
 
     def close(self) -> None:
@@ -345,13 +344,12 @@ class _Writer(io.RawIOBase):
         if not self._is_aborted:
             self._is_aborted = True
             with contextlib.suppress(OSError, BaseError):
-                if self._sink is not None:
-                    self._sink.__exit__(OSError, None, None)
+                self._sink.__exit__(OSError, None, None)
 
     def _finish(self) -> None:
         """An upload whose end was asked for again, since the first answer was lost, may be unknown to the store: then
         all of the file is there."""
-        if self._sink is None:
+        if self._begun is not None:
             replace(self._place, b"".join(self._begun))
             return
         with _errors_of(self._place, writes=True):
