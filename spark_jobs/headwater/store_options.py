@@ -34,7 +34,7 @@ for a minute. What goes on longer is a failure of the batch, which is tried agai
 _RETRIES: Final = 100
 _LONGEST_PAUSE_SECONDS: Final = 2
 _REQUEST_SECONDS: Final = 30
-_UPLOAD_SECONDS: Final = 300
+UPLOAD_SECONDS: Final = 300
 """Of a request that carries much, which shares a thin line with all others that are under way."""
 _DEFAULT_REGION: Final = "us-east-1"
 """Of a server that is not the cloud's own, as obstore has it."""
@@ -116,7 +116,7 @@ class StoreOptions:
         from obstore.store import AzureStore, GCSStore, S3Store
 
         config: Any = self._of(scheme, bucket)
-        seconds = _UPLOAD_SECONDS if uploads else _REQUEST_SECONDS
+        seconds = UPLOAD_SECONDS if uploads else _REQUEST_SECONDS
         client: Any = {"timeout": f"{seconds}s", "allow_http": self.is_plain_http}
         retries: Any = {
             "max_retries": _RETRIES,

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 _TOLD = "headwater_moment"
 _SET_BACK = timedelta(minutes=1)
-"""A source's clock that is so far behind the last moment was wrong when that was told. Less is no clock: a power cut of
-the lake's host takes seconds from the lake, and two clocks differ where a watcher begins."""
+"""A source's clock that is so far behind the last moment was wrong when that was told. How far the lake is behind says
+nothing of that: a driver that begins again reads again what was read before. Less is the pace at which drivers look at
+the clock, and two clocks differ where a watcher begins."""
 
 
 class MomentTrigger(BaseEventTrigger):
@@ -97,7 +98,7 @@ class MomentTrigger(BaseEventTrigger):
             try:
                 if complete is not None:
                     due = self._last_before(complete)
-                    if told - complete > _SET_BACK:
+                    if (clock := sight.source_clock) is not None and told - clock > _SET_BACK:
                         self.log.warning(
                             "pipeline %s: the source's clock was set back: the last moment, %s, has yet to come",
                             sight.pipeline,

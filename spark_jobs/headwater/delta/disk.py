@@ -204,7 +204,11 @@ def parquet_writer(path: str, schema: Any, **options: Any) -> Any:
         close()
         wrote(path)
 
-    writer.close = writer.abort = close_and_note
+    def abort() -> None:
+        with contextlib.suppress(OSError):  # a full disk takes no footer either
+            close()
+
+    writer.close, writer.abort = close_and_note, abort
     writer.size = lambda: info(path).size
     return writer
 

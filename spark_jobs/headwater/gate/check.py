@@ -57,13 +57,18 @@ class CheckReport:
 
     def faulty(self) -> dict[str, str]:
         """By table what keeps it from being replicated, where something does that is wrong with it alone."""
-        tables = {str(one.relation.name) for one in self.catalog.judged}
-        tables |= {problem.where for problem in self.catalog.problems if problem.code == "table_missing"}
         found: dict[str, str] = {}
         for problem in self.problems:
-            if problem.is_error and problem.where in tables:
-                found[problem.where] = "; ".join([*filter(None, [found.get(problem.where)]), problem.message])
+            if problem.is_error and (name := self.owner_of(problem)):
+                found[name] = "; ".join([*filter(None, [found.get(name)]), problem.message])
         return found
+
+    def owner_of(self, problem: Problem) -> str:
+        """The table that is wrong, where it or a partition of it is; empty: it is something else."""
+        for one in self.catalog.judged:
+            if problem.where == str(one.relation.name) or problem in one.problems:
+                return str(one.relation.name)
+        return problem.where if problem.code == "table_missing" else ""
 
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "problems": [problem.to_json() for problem in self.problems]}
@@ -129,6 +134,8 @@ def _slot_and_source(connection: Connection, pipeline: Pipeline, lake: str) -> l
     registry, now = Registry.open(lake, pipeline.name), identify(connection)
     if registry is None or (known := registry.pipeline) is None or now.in_recovery:
         return []
+    if not any(record.holds_rows for record in registry.tables.values()):
+        return []  # a first load has yet to end, and makes what it needs
     slot, newest = read_slot(connection, name), read_epoch(lake)  # a driver confirms only what the ledger has
     try:
         # How its timelines branched only a log connection tells: replicate asks.
@@ -164,7 +171,7 @@ def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -
     with other tables than these is left out; None: nothing is."""
     others = report.faulty().keys() - set(map(str, only)) if only is not None else set()
     dealt_with = ("slot_lost", "slot_gap", "source_renamed", "source_changed", "publication_missing", "damaged_lake")
-    refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
+    refuse_errors(p for p in report.problems if p.code not in dealt_with and report.owner_of(p) not in others)
 
 
 def lake_problems(root: str, tables: Iterable[TableName] = ()) -> list[Problem]:

@@ -11,8 +11,8 @@ from typing import Final
 from headwater.errors import Transient
 from headwater.lake.looks import Growing, often
 from headwater.lake.position_file import read_position_file
-from headwater.lake.registry import Registry
-from headwater.lake.reload_records import Keeping
+from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.reload_records import Keeping, load_name
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection
 from headwater.source.slot import read_slot
@@ -27,6 +27,20 @@ def is_running(connection: Connection, pipeline: Pipeline) -> bool:
     """Whether a driver holds the slot."""
     slot = read_slot(connection, pipeline.source.slot)
     return slot is not None and slot.is_read
+
+
+def await_keeping(connection: Connection, pipeline: Pipeline, registry: Registry, record: TableRecord) -> bool:
+    """Whether a driver runs, and keeps the changes of the table `record`, which is being loaded, from now on. Transient
+    when it cannot."""
+    answer = await_answer(connection, pipeline, registry, load_name(record), f"the load of {record.name}", absent=0.0)
+    if answer is not None and answer.state == "failed":
+        raise Transient(
+            f"the running replicate does not keep the changes of {record.name}: {answer.reason}",
+            code="no_answer",
+            where=f"pipeline {pipeline.name}",
+            remedy="start replicate again with the pipeline file and the environment of this load, then load again",
+        )
+    return answer is not None
 
 
 def await_answer(

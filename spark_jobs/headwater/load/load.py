@@ -29,10 +29,9 @@ from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.registry import PipelineRecord, Registry, TableRecord
-from headwater.lake.reload_records import load_name
 from headwater.load.connections import connections_for
 from headwater.load.copy import Copy, copy_whole
-from headwater.load.driver_answers import await_answer, is_running
+from headwater.load.driver_answers import await_keeping, is_running
 from headwater.load.handover import finish_handovers
 from headwater.load.one_table import TableLoad, begin, table_result
 from headwater.load.progress import LoadProgress, Report, Show
@@ -278,7 +277,7 @@ def _announce_hidden(
         if schema is not None and schema.columns == table.schema.columns:
             continue
         record = begin(pipeline, registry, table, membership=0)
-        await_answer(connection, pipeline, registry, load_name(record), f"the load of {record.name}", absent=0.0)
+        await_keeping(connection, pipeline, registry, record)
 
 
 def _members(connection: Connection, pipeline: Pipeline) -> set[TableName]:
@@ -312,6 +311,14 @@ def _prepare_source(
     # Where every table is loaded anew nobody needs what a slot past its ceiling keeps.
     beyond = ceiling_problem(slot, source.wal_ceiling) if slot is not None and not (slot.active or others) else None
     gap = gap or (beyond.message if beyond is not None and known is not None else "")
+    if slot is not None and known is not None and known.slot != source.slot:
+        raise SlotGap(
+            "a slot of this name is there already: it may be what another lake goes by",
+            code="foreign_slot",
+            where=f"replication slot {source.slot}",
+            remedy="name another slot in source.slot; or, if nobody needs it, drop it there: "
+            f"SELECT pg_drop_replication_slot('{source.slot}')",
+        )
     # Before 18 a slot cannot be read that is older than its publication.
     is_older = known is not None and known.publication != source.publication and known.slot == source.slot
     if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond or is_older):
@@ -344,7 +351,8 @@ def _prepare_source(
     try:
         barrier, members = _publish(connection, source.publication, wanted, parts)
     except Refused:
-        if known is None and is_new:  # nothing can be loaded before that is put right, and nobody would read it
+        # Nothing can be loaded before that is put right, and nobody would read it.
+        if is_new and not any(record.holds_rows for record in registry.tables.values()):
             drop_slot(connection, source.slot)
         raise
     reach("load.after_publication")

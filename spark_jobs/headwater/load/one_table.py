@@ -25,7 +25,7 @@ from headwater.lake.registry import Capture, Registry, TableRecord, now_text
 from headwater.lake.reload_records import load_name
 from headwater.load.begin_history import mark_load, prepare
 from headwater.load.copy import Copy, CopyTarget, NotAtThisCapturePoint
-from headwater.load.driver_answers import await_answer, is_running
+from headwater.load.driver_answers import await_keeping, is_running
 from headwater.load.progress import LoadProgress, Report
 from headwater.load.stretch_notes import StretchNotes
 from headwater.load.turns import Turns
@@ -218,9 +218,8 @@ class TableLoad:
         registry before it goes on with the log.
         """
         pipeline = self.pipeline
-        wanted = load_name(record), f"the load of {record.name}"
         generation = 0
-        if await_answer(connection, pipeline, self.registry, *wanted, absent=0.0) is None:
+        if not await_keeping(connection, pipeline, self.registry, record):
             self.without_driver[record.name] = generation = _generation(pipeline)
         slot = read_slot(connection, pipeline.source.slot)
         if slot is None or slot.confirmed_lsn is None:

@@ -133,13 +133,14 @@ def enter(session: SparkSession, place: str) -> None:
     _refuse_to_show(told, given.get(_REDACTION, _REDACTED_BY_SPARK), path)
     store = "/".join(path.replace("s3://", "s3a://").split("/")[:3])
     with _telling:
-        before, _told[store] = _told.get(store, told), told
+        before = _told.get(store, told)
         for name in before.keys() - told.keys():
             conf.unset(name)  # a token of keys that had one
         for name, value in told.items():
             conf.set(name, value)
         if before != told:
             _exchange_file_system(session, store, conf)
+        _told[store] = told  # behind an exchange that failed the next one tries again
 
 
 def _exchange_file_system(session: SparkSession, store: str, conf: Any) -> None:

@@ -27,6 +27,7 @@ from headwater.errors import Refused, Transient
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
 from headwater.gate.recovery import mended_registry
+from headwater.gate.renamed import renamed_problems
 from headwater.gate.same_source import require_same_source
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
@@ -43,6 +44,7 @@ from headwater.replicate.takeover.new_source import adopt, begin_behind_gap
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog, signature
 from headwater.source.connection import Connection, connect
+from headwater.source.problems import refuse_errors
 from headwater.source.snapshots import capture_point
 from headwater.spark.session import JobSpark, SparkOnDemand
 from headwater.verify.candidates import Candidates
@@ -102,8 +104,11 @@ def verify(
     from now on. `stop`: no further table is begun. Transient when the lake does not reach the capture point in time;
     Refused, with nothing changed, for a repair while the pipeline is paused.
     """
-    if repair and (opened := mended_registry(pipeline)) is not None:
+    opened = mended_registry(pipeline) if repair else None
+    if opened is not None:
         refuse_paused(opened, "headwater replicate")  # before a new slot is made, which no driver could read
+    if opened is not None and opened.pipeline is not None and tables and not new_source:
+        refuse_errors(renamed_problems(pipeline, opened.pipeline))  # a switch takes all tables out of step
     if new_source:
         adopt(pipeline, ())  # a table's own faults keep that table from its repair, and no other
     elif repair and (gap := begin_behind_gap(pipeline)):

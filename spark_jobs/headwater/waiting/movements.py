@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.lake.cuts import pin_cut, take_cut, time_text
 from headwater.lake.ledger import Epoch
-from headwater.lake.look import IN_STEP, NOT_YET_SHOWN, Look, complete_until
+from headwater.lake.look import IN_STEP, NOT_YET_SHOWN, Look, complete_until, samples_of
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.request import deadline_in
@@ -53,6 +53,12 @@ class Sight:
         """The moment, by the source's clock, before which nothing of `tables` is missing; None: no sample tells."""
         file = self.look.file
         return complete_until(file, self._covered(tables)) if file is not None else None
+
+    @property
+    def source_clock(self) -> datetime | None:
+        """As a driver has read it last; None: no sample tells."""
+        samples = samples_of(self.look.file) if self.look.file is not None else []
+        return samples[-1][0] if samples else None
 
     def pinned(self, tables: Sequence[str], owner: str, keep_seconds: float) -> dict[str, Any]:
         """The cut of `tables`, kept for `keep_seconds`. Refused, code `cannot_pin`, when the lake cannot be written."""

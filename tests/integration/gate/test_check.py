@@ -23,7 +23,7 @@ from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Refused, SourceUnreachable, Transient
 from headwater.gate.check import CheckReport, check, lake_problems, require_ok
 from headwater.lake import registry
-from headwater.lake.registry import PipelineRecord, Registry
+from headwater.lake.registry import PipelineRecord, Registry, TableRecord
 from headwater.load.load import load
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -376,7 +376,10 @@ def test_behind_a_load_a_slot_that_is_gone_or_moved_and_another_source_are_error
     def loaded_from(system_id: str, start: int) -> None:
         shutil.rmtree(shop.lake_path(), ignore_errors=True)
         record = PipelineRecord(system_id, 1, shop.source.slot, "headwater_shop", start, True, False)
-        Registry.create(shop.lake_path(), shop.name).write(record)
+        registry = Registry.create(shop.lake_path(), shop.name)
+        registry.write(record)
+        assert check(shop).ok, "no table has rows: a first load makes what it needs"
+        registry.write(TableRecord("public.unknown", "public/unknown", "active"))
 
     with connect(shop.conninfo()) as connection:
         here = identify(connection).system_id

@@ -62,6 +62,7 @@ def test_other_names_are_said_and_a_switch_takes_the_former_ones_away(
         lambda: load(pipeline),
         lambda: load(pipeline, [TableName.parse(TABLE)], again=True),
         lambda: catch_up(pipeline),
+        lambda: verify(pipeline, [TableName.parse(TABLE)], repair=True),
     ]
     for refused in works:
         with pytest.raises(Refused, match=f"the lake goes by slot {in_step.source.slot}"):

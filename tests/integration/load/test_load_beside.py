@@ -37,7 +37,7 @@ from headwater.lake.paths import kept_path
 from headwater.lake.reload_records import Keeping, load_name
 from headwater.lake_root import is_remote
 from headwater.load import one_table
-from headwater.load.driver_answers import await_answer, is_running
+from headwater.load.driver_answers import await_answer, await_keeping, is_running
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.batches.batch import Batch, Share
@@ -141,11 +141,11 @@ def test_a_load_that_did_not_see_a_driver_which_was_connecting_again_reads_once_
     caplog.set_level(logging.INFO)
     asked: list[str] = []
 
-    def answer(*arguments: Any, **options: Any) -> Keeping | None:
+    def keeps(*arguments: Any) -> bool:
         asked.append("")
-        return await_answer(*arguments, **options) if len(asked) > 1 else None
+        return await_keeping(*arguments) if len(asked) > 1 else False
 
-    monkeypatch.setattr(one_table, "await_answer", answer)
+    monkeypatch.setattr(one_table, "await_keeping", keeps)
     with following(shop.pipeline) as running, armed(tmp_path, "load.after_capture") as hold:
         until(lambda: record_of(shop.pipeline, OLD).state == "active" or running.done(), "the driver follows the log")
         job = in_thread(lambda: load_tables(shop.pipeline, NEW))

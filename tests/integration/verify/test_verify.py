@@ -21,6 +21,7 @@ from fixtures.postgres import Database, new_database
 from headwater.cli import main
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_SUSPENDED, Refused, Transient
+from headwater.gate.check import check, require_ok
 from headwater.lake.cuts import list_pins
 from headwater.load.load import load
 from headwater.monitor.status import status
@@ -242,6 +243,9 @@ def test_a_partition_that_may_not_be_read_is_named_with_the_statement_that_helps
             with pytest.raises(Refused) as refused:
                 reload(shop.pipeline, TableName.parse(PARTED), [TableName.parse("public.parted_eu")])
             assert (refused.value.code, refused.value.remedy) == ("no_select", grant)
+            report = check(shop.pipeline)
+            assert report.faulty().keys() == {PARTED}
+            require_ok(report, [TableName.parse(PEOPLE)])  # it keeps no other table from its load or repair
         finally:
             dba.execute("drop table parted_new")
 

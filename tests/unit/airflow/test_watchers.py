@@ -248,8 +248,12 @@ def test_a_moment_of_a_clock_that_was_wrong_silences_no_moment_behind_it(
     _, file = made(tmp_path, "lake")
     monkeypatch.setattr(movement, "SURE_SECONDS", 0.0)
     begun, year = datetime(2026, 3, 1, 5, 59, tzinfo=UTC), timedelta(days=365)
-    clock = iter([begun + year, begun, begun + timedelta(minutes=2), begun + timedelta(minutes=2, seconds=-30)])
-    monkeypatch.setattr(Sight, "complete_until", lambda self, tables: next(clock))
+    clock = [begun + year, begun, begun + timedelta(minutes=2), begun + timedelta(minutes=3)]
+    # A driver that begins again has read no further than its lake is, for a while.
+    behind = iter([clock[0], clock[1], clock[2], begun - timedelta(minutes=30)])
+    now = iter(clock)
+    monkeypatch.setattr(Sight, "complete_until", lambda self, tables: next(behind))
+    monkeypatch.setattr(Sight, "source_clock", property(lambda self: next(now)))
     store = Store()
     store.values["headwater_moment"] = begun.isoformat()
     watching = watcher("fresh", file, store, cron="0 6 * * *", timezone="UTC")

@@ -12,11 +12,12 @@ import pytest
 
 from fixtures.lakes import HandLake
 from headwater.delta import storage
-from headwater.errors import Fenced
+from headwater.errors import Fenced, Refused, Transient
 from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import kept_path
 from headwater.lake.registry import Lease, Registry
 from headwater.lake.reload_records import Keeping, Reload, load_name
+from headwater.load.driver_answers import await_keeping
 from headwater.position import Position
 from headwater.replicate.batches.lanes import Result
 from headwater.replicate.beside.answers import Answers
@@ -150,6 +151,26 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     assert keeper.names(NAME) == {load_name(again)}, "that load still reads"
     assert keeper.holds_back(NAME)
     assert NAME not in tables.joining.catching_up
+
+
+def test_a_load_whose_values_the_driver_cannot_hide_hears_so(tmp_path: Path) -> None:
+    """It waits for as long as the driver lives."""
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    record = lake.registry.record(NAME)
+    lake.registry.write(replace(record, state="loading"))
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+
+    def cannot() -> None:
+        raise Refused("HASH_KEY is not set", code="bad_configuration", where="source.hash_key", remedy="set it")
+
+    tables: Any = _Tables(lake, registry, keeper)
+    Following(lake.root, registry, tables, _answers(registry), NO_SPILL, cannot, lambda: None).begin(0x100)
+    assert not keeper.names(NAME)
+    pipeline: Any = SimpleNamespace(name="shop", lake_path=lambda: lake.root)
+    with pytest.raises(Transient, match="HASH_KEY is not set") as refused:
+        await_keeping(NO_SPILL, pipeline, registry, record)
+    assert refused.value.code == "no_answer"
 
 
 def test_a_driver_that_begins_answers_no_rebuild_of_a_table_that_has_yet_to_catch_up(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ class Retries:
             all_fail = bool(others) and others <= self._trying.keys()
         limit = self._limit
         if limit and isinstance(error, OSError) and is_remote(self._root):
-            # One attempt may take as long as requests are repeated.
-            limit = max(limit, _ATTEMPTS * store_options.JOB_PATIENCE_SECONDS)
+            # One attempt may take as long as requests are repeated, and the last of them may be a large one.
+            limit = max(limit, _ATTEMPTS * (store_options.JOB_PATIENCE_SECONDS + store_options.UPLOAD_SECONDS))
         left = began + limit - now
         log.warning("%s: attempt %s failed: %s", name, attempts, reason)
         log.debug("%s", name, exc_info=error)

@@ -34,6 +34,11 @@ class Answers:
         self.registry.write(answer)
         return answer
 
+    def refuse(self, name: str, table: str, reason: str) -> None:
+        """The job hears that its table's changes cannot be kept."""
+        self.check_fence()
+        self.registry.write(self.keeping(name, table).ended("failed", now_text(), reason))
+
     def open_reloads(self) -> Iterator[Reload]:
         """Those that wait for this driver."""
         for reload in list(self.registry.reloads.values()):

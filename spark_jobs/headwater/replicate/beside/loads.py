@@ -168,7 +168,9 @@ class LoadsFollowed:
         try:
             self.hide()
         except Refused as refused:
-            log.warning("%s: its load is not answered: %s", record.name, refused)
+            log.warning("%s: its load cannot go on beside this driver: %s", record.name, refused)
+            self._tables.keeper.end(load_name(record), record.name)
+            self._answers.refuse(load_name(record), record.name, str(refused))
             return
         self._answers.keep(load_name(record), record.name, position)
 
