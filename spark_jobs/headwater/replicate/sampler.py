@@ -112,7 +112,8 @@ class Sampler:
                     # A server that shuts down ends this session first; one that is only slow keeps it.
                     if connection is None or connection.closed:
                         connection = None
-                        self._reader.no_session(stops=says_it_stops(error))
+                        # Behind another server's answer the log's connection is to one that nobody means any more.
+                        self._reader.no_session(stops=isinstance(error, SourceChanged) or says_it_stops(error))
                 self._say(say)
         except Fenced as error:
             self.failure = error

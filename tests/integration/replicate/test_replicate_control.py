@@ -335,6 +335,9 @@ def by_hand(database: Database, tmp_path: Path) -> tuple[Pipeline, HandLake]:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.source.slot,))
         server = identify(connection)
     lake = HandLake(tmp_path / "lake", Position(server.system_id, server.timeline, 1), ["public.orders"])
+    known, source = lake.registry.pipeline, pipeline.source
+    assert known is not None
+    lake.registry.write(replace(known, slot=source.slot, publication=source.publication))
     with database.superuser() as connection:
         # The insert position may be past it by now: a row above the slot names versions that this lake has not got.
         row = connection.execute(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import HeadwaterError, Refused, SourceUnreachable
+from headwater.errors import HeadwaterError, Refused, SourceChanged, SourceUnreachable
 from headwater.replicate import sampler
 from headwater.replicate.sampler import Sampler
 
@@ -23,6 +23,7 @@ FULL = 'connection to server at "10.0.0.2", port 5432 failed: FATAL: sorry, too 
         (Refused("no pg_hba.conf entry for host", code="not_authorised"), False),
         (SourceUnreachable("could not translate host name"), False),
         (SourceUnreachable(REFUSED), True),
+        (SourceChanged("another server answers"), True),  # no shutdown, but the end of the log's connection
         (SourceUnreachable(f"{REFUSED} failed: FATAL: the database system is shutting down"), True),
     ],
 )
