@@ -126,11 +126,11 @@ def _slot_and_publications(connection: Connection, pipeline: Pipeline, *, is_loa
 def _slot_and_source(connection: Connection, pipeline: Pipeline, lake: str) -> list[Problem]:
     """Behind a load: whether this is the lake's source, and the slot delivers what follows the lake. A warning where
     replicate may go on by itself."""
-    name = pipeline.source.slot
     from headwater.gate.same_source import REPLICATE_SAYS, require_same_source
     from headwater.lake.ledger import read_epoch
     from headwater.lake.registry import Registry
 
+    name = pipeline.source.slot
     registry, now = Registry.open(lake, pipeline.name), identify(connection)
     if registry is None or (known := registry.pipeline) is None or now.in_recovery:
         return []

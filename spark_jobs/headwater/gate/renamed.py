@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from headwater.errors import LostLease
+from headwater.errors import LostLease, SlotGap
 from headwater.names import quote_ident
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection, ServerIdentity
@@ -39,6 +39,17 @@ def renamed_problems(pipeline: Pipeline, known: PipelineRecord) -> list[Problem]
         for what, former, now in names
         if former != now
     ]
+
+
+def taken(slot: str) -> SlotGap:
+    """The error of a new name that a slot has already."""
+    return SlotGap(
+        "a slot of this name is there already: it may be what another lake goes by",
+        code="foreign_slot",
+        where=f"replication slot {slot}",
+        remedy="name another slot in source.slot; or, if nobody needs it, drop it there: "
+        f"SELECT pg_drop_replication_slot('{slot}')",
+    )
 
 
 def refuse_while_read(connection: Connection, known: PipelineRecord, now: ServerIdentity) -> None:

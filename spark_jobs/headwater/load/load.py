@@ -22,7 +22,7 @@ from headwater.gate import lease
 from headwater.gate.check import check, require_ok
 from headwater.gate.drivers import await_return, may_live
 from headwater.gate.recovery import begin_anew, mended_registry
-from headwater.gate.renamed import drop_former, refuse_while_read, renamed_problems
+from headwater.gate.renamed import drop_former, refuse_while_read, renamed_problems, taken
 from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY
@@ -296,9 +296,10 @@ def _prepare_source(
     """Publications, slot, members, and the end of every transaction older than a membership; those memberships, and
     up to where the slot was confirmed before that end. `parts`: what of each table is to be published."""
     source = pipeline.source
+    slot, known = read_slot(connection, source.slot), registry.pipeline
+    if slot is not None and known is not None and known.slot != source.slot:
+        raise taken(source.slot)
     made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name, wanted=parts)
-    slot = read_slot(connection, source.slot)
-    known = registry.pipeline
     loaded = {name: record for name, record in registry.tables.items() if record.state in _LOADED}
     others = sorted(set(loaded) - {str(table.name) for table in wanted})
     gap = _gap(slot, registry, pipeline)
@@ -311,21 +312,13 @@ def _prepare_source(
     # Where every table is loaded anew nobody needs what a slot past its ceiling keeps.
     beyond = ceiling_problem(slot, source.wal_ceiling) if slot is not None and not (slot.active or others) else None
     gap = gap or (beyond.message if beyond is not None and known is not None else "")
-    if slot is not None and known is not None and known.slot != source.slot:
-        raise SlotGap(
-            "a slot of this name is there already: it may be what another lake goes by",
-            code="foreign_slot",
-            where=f"replication slot {source.slot}",
-            remedy="name another slot in source.slot; or, if nobody needs it, drop it there: "
-            f"SELECT pg_drop_replication_slot('{source.slot}')",
-        )
     # Before 18 a slot cannot be read that is older than its publication.
-    is_older = known is not None and known.publication != source.publication and known.slot == source.slot
+    is_older = known is not None and known.publication != source.publication
     if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond or is_older):
         drop_slot(connection, source.slot)
         slot = None
     is_new = slot is None
-    made_slot = is_new or (known is not None and known.made_slot and known.slot == source.slot)
+    made_slot = is_new or (known is not None and known.made_slot)
     slot = slot or create_slot(connection, source.slot, source.failover, pipeline.load.wait_for_old_transactions)
     if known is None or gap:
         now = identify(connection)

@@ -144,19 +144,17 @@ class Sampler:
         sample of this lake's log."""
         connection = connect(self._pipeline.conninfo(), application_name="headwater sampler", statement_timeout=5)
         try:
-            found = primary_position(connection)
+            found, published, changed = primary_position(connection), self._publisher.position, ""
             if not found.same_log(self._log_of):
-                raise SourceChanged(
+                changed = (
                     f"system {found.system_id} timeline {found.timeline} answers, and the log that is read is of "
-                    f"system {self._log_of.system_id} timeline {self._log_of.timeline}",
-                    where="source.connection",
-                    remedy="run replicate again: it says what has to be done",
+                    f"system {self._log_of.system_id} timeline {self._log_of.timeline}"
                 )
-            if found.lsn < self._publisher.position:
+            elif found.lsn < published:
+                changed = log_ends_before(found.lsn, published)
+            if changed:
                 raise SourceChanged(
-                    log_ends_before(found.lsn, self._publisher.position),
-                    where="source.connection",
-                    remedy="run replicate again: it says what has to be done",
+                    changed, where="source.connection", remedy="run replicate again: it says what has to be done"
                 )
         except BaseException:
             connection.close()

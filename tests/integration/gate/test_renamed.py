@@ -126,7 +126,11 @@ def test_a_slot_that_another_lake_may_go_by_is_not_taken_for_the_new_one(
     pipeline = renamed(tmp_path, database, slot="_b")
     with database.superuser() as superuser:
         superuser.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [pipeline.source.slot])
-    works: list[Callable[[], Any]] = [lambda: verify(pipeline, repair=True), lambda: drop(pipeline)]
+    works: list[Callable[[], Any]] = [
+        lambda: verify(pipeline, repair=True),
+        lambda: load(pipeline, again=True),
+        lambda: drop(pipeline),
+    ]
     for work in works:
         with pytest.raises(Refused) as refused:
             work()

@@ -55,6 +55,18 @@ def trigger(lake: HandLake, file: Path, lsn: int, seconds: float = 60) -> Freshn
     return FreshnessTrigger(pipeline=str(file), **request.pinned(Target(lsn, 1, "7"), [A]).to_json())
 
 
+async def told(watcher: Any, file: Path, looks: int) -> list[Any]:
+    """The events of so many looks at a lake that stays as it is."""
+    async with contextlib.aclosing(_sights(file)) as sights:
+        sight = await anext(sights)
+
+    async def same() -> AsyncIterator[Sight]:
+        for _ in range(looks):
+            yield sight
+
+    return [event.payload async for event in watcher.filter_shared_stream(same())]
+
+
 async def events(waiting: FreshnessTrigger) -> list[Any]:
     return [event.payload async for event in waiting.run()]
 
@@ -224,17 +236,7 @@ def test_a_triggerer_that_cannot_know_the_moments_says_so_and_goes_on(
     watcher = MomentTrigger(pipeline=str(file), tables=[], keep_seconds=60, **arguments)
     monkeypatch.setattr(MomentTrigger, "log", logging.getLogger("a watcher"))
 
-    async def scenario() -> list[Any]:
-        async with contextlib.aclosing(_sights(file)) as sights:
-            sight = await anext(sights)
-
-        async def twice() -> AsyncIterator[Sight]:
-            for _ in range(2):
-                yield sight
-
-        return [event.payload async for event in watcher.filter_shared_stream(twice())]
-
-    assert asyncio.run(scenario()) == []
+    assert asyncio.run(told(watcher, file, 2)) == []
     (said,) = [record.getMessage() for record in caplog.records if record.name == "a watcher"]
     assert what in said
 
@@ -258,19 +260,9 @@ def test_a_moment_of_a_clock_that_was_wrong_silences_no_moment_behind_it(
     store.values["headwater_moment"] = begun.isoformat()
     watching = watcher("fresh", file, store, cron="0 6 * * *", timezone="UTC")
 
-    async def scenario() -> list[Any]:
-        async with contextlib.aclosing(_sights(file)) as sights:
-            sight = await anext(sights)
-
-        async def looks() -> AsyncIterator[Sight]:
-            for _ in range(4):
-                yield sight
-
-        return [event.payload["moment"] async for event in watching.filter_shared_stream(looks())]
-
-    told = asyncio.run(scenario())
-    assert told == ["2027-02-28T06:00:00+00:00", "2026-03-01T06:00:00+00:00"]
-    assert store.values["headwater_moment"] == told[-1]
+    moments = [payload["moment"] for payload in asyncio.run(told(watching, file, 4))]
+    assert moments == ["2027-02-28T06:00:00+00:00", "2026-03-01T06:00:00+00:00"]
+    assert store.values["headwater_moment"] == moments[-1]
 
 
 def test_the_threads_of_a_path_that_nobody_uses_any_more_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from headwater.gate import lease
 from headwater.gate.check import check, require_ok
 from headwater.gate.drivers import without_driver
 from headwater.gate.recovery import cure, cut_ledger_back, mended_registry
-from headwater.gate.renamed import drop_former, refuse_while_read, renamed_problems
+from headwater.gate.renamed import drop_former, refuse_while_read, renamed_problems, taken
 from headwater.gate.same_source import NEW_SOURCE, described, history_of, require_same_source
 from headwater.gate.wal_ceiling import BY_ITSELF
 from headwater.lake.history import history_record
@@ -339,13 +339,7 @@ def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline, *, o
         )
 
     if not ours:
-        raise SlotGap(
-            "a slot of this name is there already: it may be what another lake goes by",
-            code="foreign_slot",
-            where=where,
-            remedy="name another slot in source.slot; or, if nobody needs it, drop it there: "
-            f"SELECT pg_drop_replication_slot('{pipeline.source.slot}')",
-        )
+        raise taken(pipeline.source.slot)
 
 
 def _carried(root: str, registry: Registry, generation_app: str) -> int:
